@@ -1,0 +1,42 @@
+"""What the three entry points share: strict parsing, and mistakes told in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import NoReturn
+
+from jsonargparse import ArgumentParser, set_parsing_settings
+
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+
+class Parser(ArgumentParser):
+    """A jsonargparse parser that answers a mistake with one line instead of the whole usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        fail(" ".join(message.split()))
+
+
+def fail(message: str) -> NoReturn:
+    """One line on standard error, exit code 2: the user's input is wrong and nothing was lost."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.exit(2)
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+    """Turn what bad input raises (ValueError, missing or unreadable files) into one line and exit code 2.
+
+    MEMRL_TRACEBACK=1 shows where it came from.
+    """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if os.environ.get("MEMRL_TRACEBACK"):
+            raise
+        if isinstance(error, OSError) and error.filename is not None:
+            fail(f"{error.filename}: {error.strerror}")
+        fail(" ".join(str(error).split()) or type(error).__name__)

@@ -1,0 +1,229 @@
+"""Every setting of a training run, with its default and what it does.
+
+The defaults are those of the original's released 7B run; `configs/*.yaml` override them, and the command line overrides both. This
+module imports nothing heavy, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass
+class ModelOptions:
+    """Where the policy starts."""
+
+    path: str | None = None
+    """Hugging Face folder of a Qwen2.5 checkpoint; nothing builds the miniature's model and warms it up from random weights."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the weights; auto keeps the checkpoint's own."""
+    checkpoint_layers: bool = True
+    """Recompute each layer in the backward pass: less memory, a third more time."""
+
+
+@dataclass
+class DataOptions:
+    """What is read."""
+
+    path: str | None = None
+    """JSON lines with `question`, `context` (or `file`) and `answers`; nothing means the miniature's generated documents."""
+    min_chunks: int = 6
+    """Shortest generated document, in chunks (miniature only)."""
+    max_chunks: int = 8
+    """Longest generated document, in chunks (miniature only)."""
+    shuffle: bool = True
+    """Draw the order of a JSON lines file anew in each epoch."""
+
+
+@dataclass
+class AgentOptions:
+    """How a document is read; see `memrl/agents/memory.py`."""
+
+    prompts: str = "question_first"
+    """Prompt file: a path, or a name in configs/prompts."""
+    chunk_tokens: int = 5000
+    """Document tokens of one chunk."""
+    memory_tokens: int = 1024
+    """Hard cap on the memory."""
+    answer_tokens: int = 1024
+    """Cap on the answer turn."""
+    question_tokens: int = 1024
+    """A longer question is refused."""
+
+
+@dataclass
+class RolloutOptions:
+    """How trajectories are sampled in training."""
+
+    temperature: float = 1.0
+    """Of the policy that is sampled and of the policy that is differentiated: they are the same."""
+    top_p: float = 1.0
+    """Must be 1: the loss differentiates the full softmax."""
+    top_k: int = 0
+    """Must be 0, for the same reason."""
+    max_rows: int = 128
+    """Rows decoded together, on each rank."""
+    max_prefill_tokens: int = 16384
+    """Prompt tokens processed together."""
+    cache_gib: float = 8.0
+    """Bound on the key/value cache of each rank."""
+
+
+@dataclass
+class RLOptions:
+    """The algorithm."""
+
+    steps: int = 400
+    """Batches of rollouts."""
+    prompts_per_step: int = 128
+    """Questions per batch, over all ranks."""
+    group_size: int = 16
+    """Rollouts of each question; they are each other's baseline."""
+    updates_per_step: int = 16
+    """Optimizer steps per batch; each takes whole groups."""
+    normalize_std: bool = False
+    """Divide advantages by the group's standard deviation."""
+    credit: Literal["broadcast", "final_only"] = "broadcast"
+    """Which turns carry the trajectory's advantage: all of them, or the answer turn alone (an ablation)."""
+    clip_low: float = 0.2
+    """The ratio's lower bound is 1 - clip_low."""
+    clip_high: float = 0.2
+    """The ratio's upper bound is 1 + clip_high; DAPO's clip-higher is 0.28."""
+    dual_clip: float | None = 3.0
+    """Bound on the loss of tokens with a negative advantage, in units of the advantage."""
+    kl_coef: float = 0.001
+    """Weight of the k3 penalty to the frozen start; 0 leaves it and the reference model out."""
+    drop_flat_groups: bool = False
+    """Leave groups whose rewards are all equal out of the update; they carry no signal but that of the penalty."""
+    micro_batch_tokens: int = 16384
+    """Hard bound on the tokens of one forward and backward pass."""
+
+
+@dataclass
+class OptimOptions:
+    """AdamW and its schedule, counted in optimizer steps."""
+
+    lr: float = 1e-6
+    """Peak learning rate."""
+    min_lr_ratio: float = 1.0
+    """The rate falls linearly to this part of the peak by the last step; 1 keeps it."""
+    warmup_updates: int = 20
+    """Optimizer steps of linear warm-up; the first already has lr / warmup_updates."""
+    beta1: float = 0.9
+    """Decay of AdamW's first moment."""
+    beta2: float = 0.999
+    """Decay of AdamW's second moment."""
+    weight_decay: float = 0.01
+    """AdamW's decoupled weight decay."""
+    grad_clip: float = 1.0
+    """Bound on the gradient's norm."""
+
+
+@dataclass
+class EngineOptions:
+    """DeepSpeed."""
+
+    zero_stage: Literal[1, 2, 3] = 3
+    """What is partitioned over the ranks: optimizer (1), and gradients (2), and weights (3)."""
+    offload_optimizer: bool = False
+    """Keep the optimizer's state in CPU memory (GPU runs)."""
+    offload_params: bool = False
+    """Keep the partitioned weights in CPU memory (GPU runs)."""
+
+
+@dataclass
+class CheckpointOptions:
+    """What is kept for resuming."""
+
+    every: int = 10
+    """Steps between checkpoints; 0 writes none."""
+    keep_last: int = 2
+    """Older checkpoints are deleted."""
+
+
+@dataclass
+class ReportOptions:
+    """The table of accuracy by document length before and after training (miniature only)."""
+
+    lengths: list[int] = field(default_factory=list)
+    """Chunks per document; empty leaves the report out."""
+    samples: int = 128
+    """Documents per length up to 64 chunks."""
+    samples_long: int = 64
+    """Documents per length beyond."""
+    max_rows: int = 256
+    """Rows decoded together."""
+
+
+@dataclass
+class TrainConfig:
+    """Train a memory agent by reinforcement learning."""
+
+    run_dir: str = "runs/tiny"
+    """Folder of the run: resolved config, metrics, rollouts, checkpoints, the trained model."""
+    resume: Literal["auto", "no"] = "auto"
+    """auto goes on from the run folder's last checkpoint; no refuses a folder that already holds a run."""
+    seed: int = 0
+    """All randomness is a function of it."""
+    threads: int = 0
+    """CPU threads of each rank; 0 shares the machine's cores out."""
+    model: ModelOptions = field(default_factory=ModelOptions)
+    data: DataOptions = field(default_factory=DataOptions)
+    agent: AgentOptions = field(default_factory=AgentOptions)
+    rollout: RolloutOptions = field(default_factory=RolloutOptions)
+    rl: RLOptions = field(default_factory=RLOptions)
+    optim: OptimOptions = field(default_factory=OptimOptions)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    report: ReportOptions = field(default_factory=ReportOptions)
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+
+def validate(config: TrainConfig) -> None:
+    """Every check that no single field's type can make; raises ValueError naming the field and the fix."""
+    rl, data, rollout = config.rl, config.data, config.rollout
+
+    def require(condition: bool, message: str) -> None:
+        if not condition:
+            raise ValueError(message)
+
+    for name, value in (
+        ("rl.steps", rl.steps),
+        ("rl.prompts_per_step", rl.prompts_per_step),
+        ("rl.updates_per_step", rl.updates_per_step),
+        ("rl.micro_batch_tokens", rl.micro_batch_tokens),
+        ("agent.chunk_tokens", config.agent.chunk_tokens),
+        ("agent.memory_tokens", config.agent.memory_tokens),
+        ("agent.answer_tokens", config.agent.answer_tokens),
+        ("agent.question_tokens", config.agent.question_tokens),
+        ("rollout.max_rows", rollout.max_rows),
+        ("rollout.max_prefill_tokens", rollout.max_prefill_tokens),
+        ("data.min_chunks", data.min_chunks),
+        ("checkpoint.keep_last", config.checkpoint.keep_last),
+    ):
+        require(value >= 1, f"{name} is {value}; it must be at least 1")
+    require(rl.group_size >= 2, f"rl.group_size is {rl.group_size}; a group's baseline needs at least 2 rollouts")
+    require(
+        rl.updates_per_step <= rl.prompts_per_step,
+        f"rl.updates_per_step ({rl.updates_per_step}) is above rl.prompts_per_step ({rl.prompts_per_step}); an optimizer step "
+        "takes whole groups, so there can be no more steps than groups",
+    )
+    require(data.max_chunks >= data.min_chunks, "data.max_chunks must be at least data.min_chunks")
+    require(rollout.temperature > 0, "rollout.temperature must be positive: a greedy policy has nothing to explore with")
+    require(
+        rollout.top_p == 1 and rollout.top_k == 0,
+        "rollout.top_p must be 1 and rollout.top_k 0 in training: the loss differentiates the full softmax, and sampling from a "
+        "truncated one would bias it",
+    )
+    require(0 < rl.clip_low < 1 and rl.clip_high > 0, "rl.clip_low must lie in (0, 1) and rl.clip_high above 0")
+    require(rl.dual_clip is None or rl.dual_clip > 1, f"rl.dual_clip is {rl.dual_clip}; it must be above 1, or null for off")
+    require(rl.kl_coef >= 0, f"rl.kl_coef is {rl.kl_coef}; it must not be negative")
+    require(config.optim.lr > 0, f"optim.lr is {config.optim.lr}; it must be positive")
+    if config.model.path is not None:
+        require(data.path is not None, "data.path is missing: a model of your own (model.path) needs documents of your own")
+        require(Path(config.model.path).is_dir(), f"model.path {config.model.path} is not a folder")
+    require(data.path is None or Path(data.path).is_file(), f"data.path {data.path} is not a file")

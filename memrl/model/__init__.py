@@ -1,0 +1,16 @@
+"""The model: Qwen2.5, its rotary positions, what it attends to, and Hugging Face folders in and out."""
+
+from memrl.model.attention import PackedContext
+from memrl.model.hf_config import read_config
+from memrl.model.loader import load_model, logits_of, save_model
+from memrl.model.qwen2 import Qwen2, Qwen2Config
+
+__all__ = [
+    "PackedContext",
+    "Qwen2",
+    "Qwen2Config",
+    "load_model",
+    "logits_of",
+    "read_config",
+    "save_model",
+]

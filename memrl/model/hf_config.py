@@ -1,0 +1,215 @@
+"""A Hugging Face `config.json` to a `Qwen2Config`, and back.
+
+Two dialects are in use: transformers 4 wrote `rope_theta`, `rope_scaling` and `torch_dtype`, transformers 5
+writes `rope_parameters` and `dtype`. Both are read; the first is written, because every version reads it.
+"""
+
+import json
+from pathlib import Path
+
+from memrl.model.qwen2 import Qwen2Config
+from memrl.model.rope import RopeConfig
+
+_SIZES = {  # config.json's name -> ours
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+}
+_ROPE_KEYS = {
+    "rope_theta",
+    "rope_type",
+    "factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "truncate",
+}
+
+
+class CheckpointError(ValueError):
+    """A model folder that cannot be read or written; its one line says what is wrong and what to do."""
+
+
+def read_json(path: Path) -> dict:
+    """The JSON object in a file; CheckpointError where there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # undecodable bytes and JSON errors alike
+        raise CheckpointError(f"{path} is not valid JSON ({error}); download or copy it again") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds no JSON object; download or copy it again")
+    return content
+
+
+def read_raw_config(path: str | Path) -> dict:
+    """config.json of a model folder as it stands."""
+    folder = Path(path)
+    if not folder.is_dir():
+        hint = "memrl reads local folders only; download a model with `hf download NAME --local-dir FOLDER`"
+        replaced = folder.parent / f".{folder.name}.old"
+        if replaced.is_dir():
+            hint = f"a save was cut off while replacing it; rename {replaced} to {folder}"
+        raise CheckpointError(f"model folder {folder} does not exist; {hint}")
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} holds no config.json, so it is not a Hugging Face model folder")
+    return read_json(folder / "config.json")
+
+
+def read_config(path: str | Path) -> Qwen2Config:
+    """The shape of the model in a Hugging Face folder.
+
+    Raises CheckpointError (a ValueError) where the folder or its config.json is missing, broken, or of
+    a model that memrl has not: another architecture, sliding windows, quantised weights, another rope type.
+    """
+    raw = read_raw_config(path)
+    try:
+        return _parse(raw)
+    except ValueError as error:
+        raise CheckpointError(f"{Path(path) / 'config.json'}: {error}") from None
+
+
+def _parse(raw: dict) -> Qwen2Config:
+    if raw.get("model_type") != "qwen2":
+        found = raw.get("model_type")
+        raise ValueError(f"model_type {found!r} is not supported; memrl runs 'qwen2' (Qwen2 and Qwen2.5)")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"hidden_act {raw['hidden_act']!r} is not supported; memrl runs 'silu'")
+    if raw.get("quantization_config"):
+        raise ValueError("the weights are quantised (quantization_config); use the unquantised checkpoint")
+    sizes = {ours: _size(raw, theirs) for theirs, ours in _SIZES.items()}
+    heads = sizes["num_heads"]
+    kv_heads = heads if raw.get("num_key_value_heads") is None else _size(raw, "num_key_value_heads")
+    if raw.get("head_dim") is not None:
+        head_size = _size(raw, "head_dim")
+    elif sizes["hidden_size"] % heads:
+        raise ValueError(f"hidden_size {sizes['hidden_size']} is no multiple of num_attention_heads {heads}")
+    else:
+        head_size = sizes["hidden_size"] // heads
+    if head_size % 2:
+        raise ValueError(f"heads of {head_size} units cannot be rotated; the head size must be even")
+    max_positions = _size({"max_position_embeddings": 32768} | raw, "max_position_embeddings")
+    rope = _parse_rope(raw, max_positions)
+    _refuse_sliding_window(raw, sizes["num_layers"], max_positions * rope.factor)
+    return Qwen2Config(
+        **sizes,
+        num_kv_heads=kv_heads,
+        head_size=head_size,
+        rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        max_position_embeddings=max_positions,
+        initializer_range=_number(raw, "initializer_range", 0.02),
+        rope=rope,
+    )
+
+
+def _parse_rope(raw: dict, max_positions: int) -> RopeConfig:
+    # Qwen advises to add rope_scaling by hand for long texts, so it may stand beside transformers 5's key.
+    settings: dict = {}
+    for key in ("rope_parameters", "rope_scaling"):
+        found = {name: value for name, value in (raw.get(key) or {}).items() if value is not None}
+        if "type" in found:
+            found.setdefault("rope_type", found.pop("type"))
+        settings |= found
+    if settings.get("partial_rotary_factor") == 1:
+        del settings["partial_rotary_factor"]
+    kind = settings.get("rope_type", "default")
+    theta = _number(settings, "rope_theta", _number(raw, "rope_theta", 10_000.0))  # as in transformers
+    rope = RopeConfig(theta=theta, kind=kind)  # an unknown kind is named before its unknown settings are
+    if unknown := sorted(settings.keys() - _ROPE_KEYS):
+        supported = ", ".join(sorted(_ROPE_KEYS))
+        raise ValueError(f"rope setting {', '.join(unknown)} is not supported; supported: {supported}")
+    if kind == "default":
+        return rope
+    if "factor" not in settings:
+        raise ValueError(f"rope type {kind!r} needs a factor, for example 4.0")
+    factor = _number(settings, "factor", rope.factor)
+    if kind == "linear":
+        return RopeConfig(theta=theta, kind=kind, factor=factor)
+    original = raw.get("original_max_position_embeddings") or max_positions
+    return RopeConfig(
+        theta=theta,
+        kind=kind,
+        factor=factor,
+        original_max_position_embeddings=int(_number(settings, "original_max_position_embeddings", original)),
+        beta_fast=_number(settings, "beta_fast", rope.beta_fast),
+        beta_slow=_number(settings, "beta_slow", rope.beta_slow),
+        attention_factor=_number(settings, "attention_factor", None),
+        truncate=bool(settings.get("truncate", True)),
+    )
+
+
+def _refuse_sliding_window(raw: dict, num_layers: int, longest: float) -> None:
+    """ValueError where some layer's window is shorter than the longest text, `longest` tokens."""
+    window = raw.get("sliding_window")
+    if not raw.get("use_sliding_window") or window is None or window >= longest:
+        return
+    layer_types = raw.get("layer_types")
+    if layer_types is not None:
+        slides = "sliding_attention" in layer_types
+    else:
+        slides = raw.get("max_window_layers", 28) < num_layers
+    if slides:
+        raise ValueError(
+            f"sliding-window attention (window {window}) is not supported; "
+            "set use_sliding_window to false to attend to everything"
+        )
+
+
+def _size(raw: dict, key: str) -> int:
+    value = raw.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        found = repr(value) if key in raw else "nothing"
+        raise ValueError(f"{key} must be a positive whole number, found {found}")
+    return value
+
+
+def _number(raw: dict, key: str, default: float | None) -> float | None:
+    value = raw.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(f"{key} must be a number, got {value!r}")
+    return float(value)
+
+
+def config_to_json(config: Qwen2Config, dtype: str) -> dict:
+    """What config.json should say of a model whose weights are stored as dtype ("bfloat16", ...)."""
+    raw = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        **{theirs: getattr(config, ours) for theirs, ours in _SIZES.items()},
+        "num_key_value_heads": config.num_kv_heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.rms_norm_eps,
+        "initializer_range": config.initializer_range,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "max_position_embeddings": config.max_position_embeddings,
+        "attention_dropout": 0.0,
+        "use_cache": True,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "max_window_layers": config.num_layers,
+        "rope_theta": config.rope.theta,
+        "rope_scaling": _rope_to_json(config.rope),
+        "torch_dtype": dtype,
+    }
+    if config.head_size * config.num_heads != config.hidden_size:
+        raw["head_dim"] = config.head_size
+    return raw
+
+
+def _rope_to_json(rope: RopeConfig) -> dict | None:
+    if rope.kind == "default":
+        return None
+    settings = {"rope_type": rope.kind, "type": rope.kind, "factor": rope.factor}
+    if rope.kind == "yarn":
+        settings["original_max_position_embeddings"] = rope.original_max_position_embeddings
+        settings["beta_fast"], settings["beta_slow"] = rope.beta_fast, rope.beta_slow
+        if rope.attention_factor is not None:
+            settings["attention_factor"] = rope.attention_factor
+        if not rope.truncate:
+            settings["truncate"] = False
+    return settings

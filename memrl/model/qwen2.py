@@ -1,0 +1,179 @@
+"""Qwen2.5 from scratch: the one model definition that sampling and training share.
+
+A pre-norm decoder with rotary positions, grouped-query attention (biases on q, k and v only), a SwiGLU feed-forward layer and an
+output layer that may be tied to the embedding. Parameter names are those of Hugging Face, so a checkpoint's names need no map.
+
+Tokens always come packed: one dimension [T], sequences end to end, never padded. Shape legend in `kernels/__init__.py`.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from kernels import apply_rope, rms_norm, swiglu, token_logprobs
+from memrl.model.attention import AttentionContext
+from memrl.model.rope import RopeConfig, rope_angles, rope_inverse_frequencies
+
+
+@dataclass(frozen=True)
+class Qwen2Config:
+    """The shape of a model, as in a checkpoint's config.json; sizes count units, `head_size` is one head's width."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    max_position_embeddings: int = 32768
+    initializer_range: float = 0.02
+    rope: RopeConfig = field(default_factory=RopeConfig)
+
+    def __post_init__(self):
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_attention_heads ({self.num_heads}) must be a multiple of num_key_value_heads ({self.num_kv_heads})"
+            )
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: Qwen2Config, layer: int):
+        super().__init__()
+        self.layer, self.head_size = layer, config.head_size
+        q_size, kv_size = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+        self.q_proj = nn.Linear(config.hidden_size, q_size, bias=True)
+        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=True)
+        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=True)
+        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext) -> Tensor:
+        q = self.q_proj(x).unflatten(-1, (-1, self.head_size))  # (T, H, D)
+        k = self.k_proj(x).unflatten(-1, (-1, self.head_size))  # (T, K, D)
+        v = self.v_proj(x).unflatten(-1, (-1, self.head_size))  # (T, K, D)
+        out = context.attend(self.layer, apply_rope(q, cos, sin), apply_rope(k, cos, sin), v)
+        return self.o_proj(out.flatten(-2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: Qwen2Config):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+
+
+class Layer(nn.Module):
+    def __init__(self, config: Qwen2Config, layer: int):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = FeedForward(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, context)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Body(nn.Module):
+    """Everything up to the last norm; the name `model` of its instance is what checkpoints expect."""
+
+    def __init__(self, config: Qwen2Config):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class OutputLayer(nn.Linear):
+    """Hidden states to logits or, given targets, straight to their log-probabilities."""
+
+    def forward(self, hidden: Tensor, targets: Tensor | None = None, temperature: float = 1.0):
+        if targets is None:
+            return super().forward(hidden).float()
+        return token_logprobs(hidden, self.weight, targets, temperature)
+
+
+class Qwen2(nn.Module):
+    def __init__(self, config: Qwen2Config):
+        super().__init__()
+        self.config = config
+        self.model = Body(config)
+        self.lm_head = OutputLayer(config.hidden_size, config.vocab_size, bias=False)
+        self.checkpoint_layers = False  # recompute each layer in the backward pass instead of keeping its activations
+        self.tie_weights()
+        # Not a buffer: a buffer would follow .to(bfloat16) and lose the angles of far positions.
+        self.inverse_frequencies = rope_inverse_frequencies(config.rope, config.head_size)
+
+    def tie_weights(self) -> None:
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.norm.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.norm.weight.dtype
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Normal weights of the config's `initializer_range`, zero biases, unit norms: a reproducible random start."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif "norm" in name:
+                nn.init.ones_(parameter)
+            else:
+                nn.init.normal_(parameter, std=self.config.initializer_range, generator=generator)
+
+    def forward(
+        self,
+        ids: Tensor,
+        context: AttentionContext,
+        select: Tensor | None = None,
+        targets: Tensor | None = None,
+        temperature: float = 1.0,
+    ):
+        """One pass over packed tokens.
+
+        Args:
+            ids: int64 [T].
+            context: which tokens see which, and every token's position.
+            select: int64 [N], the tokens whose next-token distribution is wanted; None for all of them. Vocabulary-sized work
+                is done for these alone.
+            targets: int64 [N], the tokens whose log-probabilities are wanted.
+            temperature: divides the logits before the log-softmax; only with targets.
+
+        Returns:
+            fp32 logits [N, V]; with targets (log-probabilities [N], entropies [N]).
+        """
+        x = self.model.embed_tokens(ids)
+        self.inverse_frequencies = self.inverse_frequencies.to(x.device)  # copied once, at the first call
+        cos, sin = rope_angles(self.inverse_frequencies, context.positions, self.config.rope, x.dtype)
+        for layer in self.model.layers:
+            if self.checkpoint_layers and torch.is_grad_enabled():
+                x = checkpoint(layer, x, cos, sin, context, use_reentrant=False)
+            else:
+                x = layer(x, cos, sin, context)
+        if select is not None:
+            x = x[select]
+        return self.lm_head(self.model.norm(x), targets, temperature)

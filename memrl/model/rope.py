@@ -1,0 +1,122 @@
+"""Rotary position angles (Su et al., arXiv 2104.09864) and the two ways of stretching them over longer texts.
+
+    default   w_i = theta^(-2i/D)                                            i = 0 .. D/2 - 1
+    linear    w_i / factor                      position interpolation (Chen et al., arXiv 2306.15595)
+    yarn      between the two, by frequency     NTK-by-parts, with the attention scaling of YaRN
+                                                (Peng et al., arXiv 2309.00071)
+
+The token at position p turns pair i of every head by the angle p * w_i. `kernels/rope.py` does the turning.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ROPE_KINDS = ("default", "linear", "yarn")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """How positions become angles.
+
+    Attributes:
+        theta: base of the frequencies' geometric sequence.
+        kind: "default", "linear" or "yarn"; the fields below matter to the last two alone.
+        factor: how many times longer than in pretraining a text may be.
+        original_max_position_embeddings: pretraining's longest text, in tokens (yarn).
+        beta_fast: pairs that turn more often than this over the original length keep their frequency (yarn).
+        beta_slow: pairs that turn less often than this are slowed by the whole factor (yarn).
+        attention_factor: multiplies cos and sin, so attention scores by its square; None for YaRN's own
+            0.1 ln(factor) + 1 (yarn).
+        truncate: round the two pair numbers that the betas stand for outwards to integers (yarn).
+    """
+
+    theta: float = 1e6
+    kind: str = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: int = 32768
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self):
+        if self.kind not in ROPE_KINDS:
+            raise ValueError(f"rope type {self.kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
+        if not self.theta > 1:
+            raise ValueError(f"rope theta must be above 1, got {self.theta}")
+        if not self.factor > 0:
+            raise ValueError(f"rope factor must be positive, got {self.factor}")
+
+    @property
+    def attention_scaling(self) -> float:
+        """What cos and sin are multiplied by: YaRN's sqrt(1/t) = 0.1 ln(factor) + 1, for other kinds 1."""
+        if self.kind != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+
+def rope_inverse_frequencies(rope: RopeConfig, head_size: int) -> Tensor:
+    """Radians per position of each pair of a head: fp32 [head_size / 2], always on the CPU.
+
+    Raises ValueError for an odd head size.
+    """
+    if head_size % 2:
+        raise ValueError(f"rotary positions need an even head size, got {head_size}")
+    # NOTE: the device is explicit, or a model built on the meta device would have no frequencies; the range
+    # is of integers, for DeepSpeed's zero.Init casts what float constructors return to the weights' dtype.
+    pair = torch.arange(0, head_size, 2, device="cpu")
+    wavelengths = rope.theta ** (pair.float() / head_size)
+    unscaled = 1.0 / wavelengths
+    if rope.kind == "default":
+        return unscaled
+    if rope.kind == "linear":
+        return unscaled / rope.factor
+    kept = _yarn_kept(rope, head_size)
+    return unscaled * kept + 1.0 / (rope.factor * wavelengths) * (1 - kept)
+
+
+def _yarn_kept(rope: RopeConfig, head_size: int) -> Tensor:
+    """How much of its own frequency each pair keeps, from 1 (fast pairs) to 0 (slow pairs): fp32 [D/2].
+
+    This is the paper's gamma, but linear in the pair's number, where the paper has it linear in the number of
+    turns: the code that YaRN's authors released does so, and transformers and vLLM after it.
+    """
+
+    def pair_with(turns: float) -> float:
+        # The i whose w_i makes `turns` turns over the original length L: L theta^(-2i/D) = 2 pi turns.
+        ratio = rope.original_max_position_embeddings / (2 * math.pi * turns)
+        return head_size * math.log(ratio) / (2 * math.log(rope.theta))
+
+    low, high = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_size - 1)
+    if low == high:
+        high += 0.001  # a step instead of a division by zero
+    pair = torch.arange(head_size // 2, device="cpu").float()
+    return 1 - ((pair - low) / (high - low)).clamp(0, 1)
+
+
+def rope_angles(
+    inverse_frequencies: Tensor, positions: Tensor, rope: RopeConfig, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of every position's angles.
+
+    The product and its cosine are fp32 whatever dtype is: bf16 cannot tell position 257 from 256.
+
+    Args:
+        inverse_frequencies: fp32 [D/2].
+        positions: int64 [T]; the result is on its device.
+
+    Returns:
+        cos, sin: [T, D] in dtype, the D/2 angles written twice, YaRN's attention scaling multiplied in.
+    """
+    angles = positions[:, None].float() * inverse_frequencies.to(positions.device)
+    angles = torch.cat((angles, angles), dim=-1)
+    scaling = rope.attention_scaling
+    return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)

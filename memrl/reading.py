@@ -1,0 +1,202 @@
+"""Reading documents with an agent, outside of training: what `infer.py` and the evaluation are made of.
+
+    readings = read_documents(llm, samples, agent, on_progress=lambda reading: print(reading.chunks_read, reading.num_chunks))
+
+What is kept of a reading grows with the number of chunks by the text of the memory only, never by prompts or token ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memrl.agents.memory import AgentConfig, memory_agent
+from memrl.types import Sample, Turn
+from memrl.verify import extract_answer
+
+if TYPE_CHECKING:
+    from memrl.llm import LocalLLM
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is kept of a turn.
+
+    Attributes:
+        kind: "memory" or "answer".
+        text: the new memory, or the response.
+        tokens: sampled tokens, the stop token included.
+        finish_reason: "stop", or "length" where the cap cut the text off.
+        seconds: from the end of the step before.
+    """
+
+    kind: str
+    text: str
+    tokens: int
+    finish_reason: str
+    seconds: float
+
+
+@dataclass
+class Reading:
+    """One document read for one question, as far as it has come.
+
+    Attributes:
+        document_tokens: length of the document; 0 before it was tokenised.
+        num_chunks: chunks that it is read in.
+        steps: one per chunk, and the answer.
+        response: text of the answer turn.
+        memory: text of the memory that the answer was given from.
+        memory_tokens: its present length.
+        error: why there is no answer, in one line.
+        done: nothing more will happen: there is an answer or an error.
+        seconds: time taken so far.
+    """
+
+    sample: Sample
+    chunk_tokens: int
+    document_tokens: int = 0
+    num_chunks: int = 0
+    steps: list[Step] = field(default_factory=list)
+    response: str = ""
+    memory: str = ""
+    memory_tokens: int = 0
+    error: str | None = None
+    done: bool = False
+    seconds: float = 0.0
+
+    @property
+    def chunks_read(self) -> int:
+        return sum(step.kind == "memory" for step in self.steps)
+
+    @property
+    def tokens_read(self) -> int:
+        return min(self.chunks_read * self.chunk_tokens, self.document_tokens)
+
+    @property
+    def answer(self) -> str:
+        r"""The last \boxed{} of the response, or all of it where there is none."""
+        return extract_answer(self.response).strip()
+
+
+def read_documents(
+    llm: LocalLLM,
+    samples: Iterable[Sample],
+    agent: AgentConfig,
+    on_progress: Callable[[Reading], None] | None = None,
+    *,
+    seed: int = 0,
+) -> list[Reading]:
+    """Read every sample's document and answer its question; all run together, results come in the samples' order.
+
+    A sample that cannot be read has `Reading.error` set and does not disturb the others.
+
+    Args:
+        samples: asked for one by one as the sampler has room, so they may be made lazily.
+        on_progress: called when a document is opened, after each of its turns, and when it is done.
+        seed: the readings are a function of it and of each sample's id, not of what else is read. Greedy ones ignore it.
+    """
+    coroutines = (
+        read_document(llm, sample, agent, (seed, stable_id(sample.id)), on_progress) for sample in samples
+    )
+    return llm.run(coroutines, concurrency=llm.sampler.max_rows)
+
+
+async def read_document(
+    llm: LocalLLM,
+    sample: Sample,
+    agent: AgentConfig,
+    identity: Sequence[int],
+    on_progress: Callable[[Reading], None] | None = None,
+) -> Reading:
+    """One reading, as a coroutine for `llm.run`. `identity` is all that its randomness depends on."""
+    reading = Reading(sample, agent.chunk_tokens)
+    report = on_progress or (lambda reading: None)
+    began = time.perf_counter()
+    session = llm.session(*identity, on_turn=lambda turn: keep(turn))
+
+    def keep(turn: Turn) -> None:
+        seconds = time.perf_counter() - began
+        content = session.content_ids(turn)
+        step = Step(turn.kind, turn.text, len(turn.response_ids), turn.finish_reason, seconds - reading.seconds)
+        reading.steps.append(step)
+        reading.seconds = seconds
+        if turn.kind == "memory":
+            reading.memory, reading.memory_tokens = turn.text, len(content)
+        # The agent returns its turns for training. Nobody trains here, and a long document's prompts would fill the memory.
+        turn.prompt_ids, turn.response_logprobs = [], []
+        report(reading)
+
+    try:
+        document = session.encode(sample.context) if sample.context.strip() else []
+        reading.document_tokens = len(document)
+        reading.num_chunks = -(-len(document) // agent.chunk_tokens)
+        del document
+        report(reading)
+        trajectory = await memory_agent(session, sample, agent)
+        reading.response, reading.memory = trajectory.response, trajectory.memory
+    except Exception as error:  # whatever went wrong with this document is its result; the others go on
+        reason = str(error).strip().splitlines()
+        reading.error = f"{type(error).__name__}: {reason[0]}" if reason else type(error).__name__
+    reading.seconds = time.perf_counter() - began
+    reading.done = True
+    report(reading)
+    return reading
+
+
+def stable_id(*parts: object) -> int:
+    """A 63-bit number that depends on the parts' texts alone, the same in every process."""
+    digest = hashlib.blake2b("\0".join(map(str, parts)).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def chunk_pace(readings: Iterable[Reading]) -> tuple[float, float] | None:
+    """Mean seconds per chunk over the first and over the last tenth of each reading; None with fewer than 20 chunks in any.
+
+    With a memory of fixed size the two are equal however long the document is.
+    """
+    first, last = [], []
+    for reading in readings:
+        seconds = [step.seconds for step in reading.steps if step.kind == "memory"]
+        if len(seconds) >= 20:
+            tenth = len(seconds) // 10
+            first += seconds[:tenth]
+            last += seconds[-tenth:]
+    return (sum(first) / len(first), sum(last) / len(last)) if first else None
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a UTF-8 file, with line ends as newlines and without a byte order mark.
+
+    Raises:
+        ValueError: no such file, a folder, an empty file, or bytes that are not UTF-8 text; says what to do.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give the files in it")
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ValueError(f"{path} is UTF-16 text; convert it: iconv -f UTF-16 -t UTF-8 {path} > NEW")
+    if content.startswith(b"%PDF-"):
+        raise ValueError(f"{path} is a PDF; extract its text first, for example with pdftotext")
+    if (position := content.find(b"\0")) >= 0:
+        raise ValueError(f"{path} is not a text file: it holds a zero byte at offset {position}")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 text: byte 0x{content[error.start]:02x} at offset {error.start}; if it is text in an older "
+            f"encoding, convert it: iconv -f WINDOWS-1252 -t UTF-8 {path} > NEW (or ISO-8859-1, GB18030, SHIFT_JIS, ...)"
+        ) from None
+    if not text.strip():
+        raise ValueError(f"{path} is empty")
+    return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -1,0 +1,128 @@
+"""The policy under DeepSpeed: partitioned weights, gradients and optimizer state, and whole copies of the weights out of it."""
+
+import logging
+import os
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from memrl.config import EngineOptions, OptimOptions
+from memrl.rl import distributed
+
+RESERVED = 1_000_000_000  # micro-batch and accumulation counts are the trainer's business, not DeepSpeed's
+
+
+class Engine:
+    """One optimizer step is any number of `backward` calls and one `step`."""
+
+    def __init__(self, model: nn.Module, optim: OptimOptions, options: EngineOptions, total_updates: int):
+        deepspeed = _import_deepspeed()
+        self._deepspeed = deepspeed
+        deepspeed.init_distributed(dist_init_required=False)
+        self.names = [name for name, _ in model.named_parameters()]
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay
+        )
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda update: learning_rate_factor(update, total_updates, optim)
+        )
+        self.engine, _, _, self.schedule = deepspeed.initialize(
+            model=model,
+            optimizer=optimizer,
+            lr_scheduler=schedule,
+            config=_deepspeed_config(model.dtype, optim, options),
+        )
+
+    def __call__(self, *args, **kwargs):
+        return self.engine(*args, **kwargs)
+
+    def backward(self, loss: torch.Tensor, is_last: bool) -> None:
+        """Add this rank's gradient of `loss`; the step's gradient is the sum over micro-batches and ranks."""
+        self.engine.set_gradient_accumulation_boundary(is_last)
+        # DeepSpeed averages gradients over ranks; the loss already has its global denominator, so the average is undone here.
+        self.engine.backward(loss * distributed.world_size(), scale_wrt_gas=False)
+
+    def step(self) -> tuple[float, float]:
+        """Clip, update, advance the schedule; returns the gradient's norm before clipping and the rate that was used."""
+        learning_rate = self.schedule.get_last_lr()[0]
+        self.engine.step()
+        return float(self.engine.get_global_grad_norm()), learning_rate
+
+    def copy_weights_to(self, replica: nn.Module) -> None:
+        """Write the current weights into a plain model, one tensor at a time; collective over ranks."""
+        targets = dict(replica.named_parameters())
+        with torch.no_grad():
+            for name, parameter in self.engine.module.named_parameters():
+                with self._gathered(parameter):
+                    targets[name].copy_(parameter)
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Whole fp32 gradients by name, between the last `backward` and `step`; collective over ranks."""
+        from deepspeed.utils import safe_get_full_grad
+
+        return {name: safe_get_full_grad(p).clone() for name, p in self.engine.module.named_parameters()}
+
+    def save(self, folder: Path) -> None:
+        self.engine.save_checkpoint(str(folder), tag="engine", save_latest=False)
+
+    def load(self, folder: Path) -> None:
+        self.engine.load_checkpoint(str(folder), tag="engine")
+
+    def close(self) -> None:
+        self.engine.destroy()
+
+    def _gathered(self, parameter: nn.Parameter):
+        return self._deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id"))
+
+
+def learning_rate_factor(update: int, total_updates: int, optim: OptimOptions) -> float:
+    """Part of the peak rate for optimizer step `update` (from 0): linear warm-up from 1/warmup, then linear to min_lr_ratio."""
+    if update < optim.warmup_updates:
+        return (update + 1) / optim.warmup_updates
+    progress = (update - optim.warmup_updates) / max(1, total_updates - optim.warmup_updates)
+    return 1 - (1 - optim.min_lr_ratio) * min(1.0, progress)
+
+
+def _import_deepspeed():
+    """DeepSpeed, without its chatter and without compiling anything.
+
+    Its first `init_distributed` on a CPU builds a shared-memory op that only tensor-parallel inference uses; without a C++ compiler
+    that would end the run.
+    """
+    if distributed.device().type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module="deepspeed")
+    import deepspeed
+    import deepspeed.ops
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    return deepspeed
+
+
+def _deepspeed_config(dtype: torch.dtype, optim: OptimOptions, options: EngineOptions) -> dict:
+    zero: dict = {
+        "stage": options.zero_stage,
+        "contiguous_gradients": True,
+        "overlap_comm": distributed.device().type == "cuda",
+    }
+    if options.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if options.offload_params:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": optim.grad_clip,
+        "bf16": {"enabled": dtype == torch.bfloat16},
+        "fp16": {"enabled": False},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": RESERVED,
+    }

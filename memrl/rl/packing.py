@@ -1,0 +1,113 @@
+"""Turns to micro-batches: packed token rows without padding, under a hard bound on their number."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from memrl.types import Turn
+
+
+@dataclass
+class TrainTurn:
+    """A turn with what its trajectory earned; `advantage` falls on every response token."""
+
+    turn: Turn
+    advantage: float
+
+    @property
+    def num_inputs(self) -> int:
+        # The last response token predicts nothing, so it is never fed.
+        return self.turn.num_tokens - 1
+
+
+@dataclass
+class MicroBatch:
+    """Some turns, packed end to end.
+
+    Example, turns [a b | c d] and [e | f] (prompt | response):
+
+        ids      a b c | e        seq_lens 3, 1
+        select   1 2 3            the tokens that predict a response token: b, c, e
+        targets  c d f
+
+    Attributes:
+        ids: int64 [T].
+        seq_lens: T's parts, ascending, so that equal lengths are neighbours.
+        select: int64 [N], positions in `ids`.
+        targets: int64 [N], the response ids.
+        old_logprobs, advantages: fp32 [N].
+    """
+
+    ids: Tensor
+    seq_lens: list[int]
+    select: Tensor
+    targets: Tensor
+    old_logprobs: Tensor
+    advantages: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        """Response tokens: what the loss averages over."""
+        return len(self.targets)
+
+    def to(self, device: torch.device | str) -> "MicroBatch":
+        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return MicroBatch(**tensors, seq_lens=self.seq_lens)
+
+
+def pack_turns(turns: Sequence[TrainTurn], max_tokens: int) -> list[MicroBatch]:
+    """Distribute turns over as few micro-batches as first-fit decreasing finds, none above `max_tokens` inputs.
+
+    Raises:
+        ValueError: a single turn is larger than `max_tokens`.
+    """
+    bins: list[tuple[int, list[TrainTurn]]] = []
+    for turn in sorted(turns, key=lambda t: -t.num_inputs):
+        size = turn.num_inputs
+        if size > max_tokens:
+            raise ValueError(
+                f"a turn of {size} tokens does not fit into rl.micro_batch_tokens = {max_tokens}; raise that, or lower the "
+                "agent's limits"
+            )
+        for i, (used, members) in enumerate(bins):
+            if used + size <= max_tokens:
+                members.append(turn)
+                bins[i] = (used + size, members)
+                break
+        else:
+            bins.append((size, [turn]))
+    return [_pack(members) for _, members in bins]
+
+
+def empty_micro_batch() -> MicroBatch:
+    """One token and no targets: what a rank runs while others still have work, because ZeRO-3 gathers weights collectively."""
+    none = torch.zeros(0)
+    return MicroBatch(torch.zeros(1, dtype=torch.int64), [1], none.long(), none.long(), none, none)
+
+
+def _pack(turns: list[TrainTurn]) -> MicroBatch:
+    turns = sorted(turns, key=lambda t: t.num_inputs)
+    ids: list[int] = []
+    targets: list[int] = []
+    old_logprobs: list[float] = []
+    select, advantages = [], []
+    for item in turns:
+        turn = item.turn
+        num_response = len(turn.response_ids)
+        first = len(ids) + len(turn.prompt_ids) - 1
+        select.append(torch.arange(first, first + num_response))
+        ids += turn.prompt_ids
+        ids += turn.response_ids[:-1]
+        targets += turn.response_ids
+        old_logprobs += turn.response_logprobs
+        advantages.append(torch.full((num_response,), item.advantage))
+    return MicroBatch(
+        ids=torch.tensor(ids),
+        seq_lens=[t.num_inputs for t in turns],
+        select=torch.cat(select),
+        targets=torch.tensor(targets),
+        old_logprobs=torch.tensor(old_logprobs, dtype=torch.float32),
+        advantages=torch.cat(advantages).float(),
+    )

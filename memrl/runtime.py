@@ -1,0 +1,146 @@
+"""What `eval.py` and `infer.py` share: their options, the device, and a loaded model behind an `llm`.
+
+Importing this module is cheap; torch comes with the first call that needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from memrl.agents import AgentConfig
+    from memrl.llm import LocalLLM
+    from memrl.tokenizer import Tokenizer
+
+
+@dataclass
+class AgentOverrides:
+    """How documents are read; what is not given is as in the model's memrl_agent.yaml, or else the original's."""
+
+    prompts: str | None = None
+    """Prompt file: a path, or a name in configs/prompts."""
+    chunk_tokens: int | None = None
+    """Document tokens of one chunk."""
+    memory_tokens: int | None = None
+    """Hard cap on the memory."""
+    answer_tokens: int | None = None
+    """Cap on the answer turn."""
+    question_tokens: int | None = None
+    """A longer question is refused."""
+
+
+@dataclass
+class ReaderOptions:
+    """How the model is run."""
+
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Sample from the smallest set of most likely tokens that reaches this probability."""
+    top_k: int = 0
+    """Sample from this many most likely tokens; 0 is off."""
+    max_rows: int = 128
+    """Documents that are read at the same time; changes the speed, not the results."""
+    cache_gib: float = 4.0
+    """Bound on the key/value cache."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the weights; auto keeps the checkpoint's own."""
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda or cuda:N."""
+    threads: int = 0
+    """CPU threads; 0 leaves it to PyTorch."""
+    agent: AgentOverrides = field(default_factory=AgentOverrides)
+
+
+def load_settings(model: str | Path, options: ReaderOptions) -> tuple[AgentConfig, Tokenizer]:
+    """Agent settings and tokenizer of a model folder: all that can be checked before the weights are read.
+
+    Raises:
+        ValueError: no such folder, or something in it or in the options is not as it must be.
+    """
+    from memrl.agents.settings import load_agent
+
+    if not Path(model).is_dir():
+        raise ValueError(f"there is no model folder {model}; give a Hugging Face folder with config.json and safetensors")
+    for name, value, allowed in (
+        ("max_rows", options.max_rows, options.max_rows >= 1),
+        ("cache_gib", options.cache_gib, options.cache_gib > 0),
+        ("threads", options.threads, options.threads >= 0),
+        ("temperature", options.temperature, 0 <= options.temperature < float("inf")),
+        ("top_p", options.top_p, 0 < options.top_p <= 1),
+        ("top_k", options.top_k, options.top_k >= 0),
+    ):
+        if not allowed:
+            raise ValueError(f"{name} is {value}; see --help for what is allowed")
+    agent = load_agent(model, **asdict(options.agent))
+    from memrl.tokenizer import load_tokenizer
+
+    return agent, load_tokenizer(model)
+
+
+def open_llm(model: str | Path, tokenizer: Tokenizer, agent: AgentConfig, options: ReaderOptions) -> LocalLLM:
+    """Load the weights and put a sampler in front of them.
+
+    Raises:
+        ValueError: the device is not there, or the folder holds no usable weights.
+    """
+    from memrl.llm import Decoding, LocalLLM
+    from memrl.model import load_model
+    from memrl.sampler import Sampler
+
+    set_threads(options.threads)
+    device = pick_device(options.device)
+    weights = load_model(model, dtype=options.dtype, device=device)
+    sampler = Sampler(weights, tokenizer, max_rows=options.max_rows, cache_gib=options.cache_gib)
+    decoding = Decoding(options.temperature, options.top_p, options.top_k)
+    return LocalLLM(sampler, tokenizer, decoding, agent.prompts.system)
+
+
+def pick_device(name: str = "auto"):
+    """A torch.device; `auto` is the first GPU, or the CPU where there is none.
+
+    Raises:
+        ValueError: an unknown name, or a GPU that this machine or this PyTorch does not have.
+    """
+    import torch
+
+    kind, _, index = name.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdecimal())):
+        raise ValueError(f"device is {name!r}; allowed are auto, cpu, cuda and cuda:N")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "auto":
+        return torch.device("cuda" if count else "cpu")
+    if kind == "cuda" and not count:
+        raise ValueError(f"device is {name!r}, but PyTorch {torch.__version__} finds no GPU here; use --device cpu")
+    if index and int(index) >= count:
+        raise ValueError(f"device is {name!r}, but there are only {count} GPUs: cuda:0 to cuda:{count - 1}")
+    return torch.device(name)
+
+
+def set_threads(count: int) -> None:
+    """CPU threads of this process; 0 leaves PyTorch's choice, or under torchrun shares the cores out among the ranks."""
+    import torch
+
+    if not count and "LOCAL_WORLD_SIZE" in os.environ:  # torchrun's own choice is one thread a rank
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        count = max(1, cores // int(os.environ["LOCAL_WORLD_SIZE"]))
+    if count:
+        torch.set_num_threads(count)
+
+
+def peak_memory() -> str:
+    """The most memory that this process held so far, of the host and of the GPU: `1.3 GiB`, or "" where nobody counts it."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return ""
+    unit = 1 if sys.platform == "darwin" else 1024
+    parts = [f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30:.2f} GiB"]
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        parts.append(f"{torch.cuda.max_memory_reserved() / 2**30:.2f} GiB on the GPU")
+    return " + ".join(parts)
