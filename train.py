@@ -33,7 +33,8 @@ def main(arguments: list[str]) -> int:
     with user_errors():
         config = parse(arguments)
         validate(config)
-    from memrl.rl.run import run  # torch and DeepSpeed take seconds, which --help and mistakes need not wait for
+    # Late, because torch and DeepSpeed take seconds, which --help and mistakes need not wait for.
+    from memrl.rl.run import run
 
     return run(config)
 

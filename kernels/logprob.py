@@ -3,9 +3,8 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-CHUNK_ELEMENTS = 64 * 1024 * 1024  # fp32 logits held at once: 256 MiB
+CHUNK_ELEMENTS = 32 * 1024 * 1024  # fp32 logits held at once: 128 MiB
 
 
 def token_logprobs(
@@ -13,30 +12,65 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """log softmax(hidden weight^T / temperature)[target] and the entropy of the same distribution, in fp32.
 
-    Rows are taken in chunks, and a chunk's logits are computed again in the backward pass. With one chunk there is nothing to
-    save, so nothing is computed twice.
+    Rows are taken in chunks. Only hidden states and log-sum-exps are kept for the backward pass, which computes each chunk's
+    logits again.
 
     Args:
         hidden: [N, C].
-        weight: [V, C].
+        weight: [V, C], hidden's dtype.
         targets: int64 [N].
 
     Returns:
         log-probabilities [N], with gradient, and entropies [N] in nats, without.
     """
+    return _TokenLogprobs.apply(hidden, weight, targets, temperature)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """With z = h W^T / temperature and p = softmax(z):
+
+    log p        = z - logsumexp(z)
+    entropy      = -sum_v p_v log p_v
+    d log p_target / dz = onehot(target) - p
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight, targets, temperature):
+        parts = []
+        for h, t in _chunks(weight, hidden, targets):
+            z = _scaled_logits(h, weight, temperature)
+            lse = z.logsumexp(-1)
+            log_p = z.sub_(lse[:, None])
+            entropy = -torch.linalg.vecdot(log_p.exp(), log_p)
+            parts.append((log_p.gather(-1, t[:, None]).squeeze(-1), entropy, lse))
+        logprobs, entropies, lses = (torch.cat(part) for part in zip(*parts, strict=True))
+        ctx.save_for_backward(hidden, weight, targets, lses)
+        ctx.temperature = temperature
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx, grad_logprobs, _):
+        hidden, weight, targets, lses = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        start = 0
+        for h, t, lse, grad in _chunks(weight, hidden, targets, lses, grad_logprobs):
+            grad_z = _scaled_logits(h, weight, ctx.temperature).sub_(lse[:, None]).exp_().mul_(-grad[:, None])
+            grad_z.scatter_add_(-1, t[:, None], grad[:, None])
+            grad_z = grad_z.div_(ctx.temperature).to(hidden.dtype)
+            if grad_hidden is not None:
+                torch.mm(grad_z, weight, out=grad_hidden[start : start + len(h)])
+            if grad_weight is not None:
+                grad_weight.addmm_(grad_z.t(), h)
+            start += len(h)
+        return grad_hidden, grad_weight, None, None
+
+
+def _scaled_logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    return F.linear(hidden, weight).float().div_(temperature)
+
+
+def _chunks(weight: Tensor, *tensors: Tensor):
     rows = max(1, CHUNK_ELEMENTS // weight.shape[0])
-    if hidden.shape[0] <= rows:
-        return _chunk_logprobs(hidden, weight, targets, temperature)
-    chunks = [
-        checkpoint(_chunk_logprobs, h, weight, t, temperature, use_reentrant=False)
-        for h, t in zip(hidden.split(rows), targets.split(rows), strict=True)
-    ]
-    logprobs, entropies = zip(*chunks, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies)
-
-
-def _chunk_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    log_p = (F.linear(hidden, weight).float() / temperature).log_softmax(-1)
-    with torch.no_grad():
-        entropy = -(log_p.exp() * log_p).sum(-1)
-    return log_p.gather(-1, targets[:, None]).squeeze(-1), entropy
+    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)

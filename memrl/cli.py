@@ -8,13 +8,20 @@ import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
 class Parser(ArgumentParser):
     """A jsonargparse parser that answers a mistake with one line instead of the whole usage."""
+
+    def parse_args(self, *args, **kwargs) -> Namespace:
+        settings = super().parse_args(*args, **kwargs)
+        for name, default in vars(self.get_defaults()).items():
+            if isinstance(default, Namespace) and settings[name] is None:  # "rl:" with every line below commented out
+                self.error(f"the section {name!r} is empty; give it a setting or remove its line")
+        return settings
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         fail(" ".join(message.split()))

@@ -6,7 +6,7 @@ module imports nothing heavy, so that `--help` answers at once.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -82,7 +82,9 @@ class RLOptions:
     group_size: int = 16
     """Rollouts of each question; they are each other's baseline."""
     updates_per_step: int = 16
-    """Optimizer steps per batch; each takes whole groups."""
+    """Optimizer steps per pass over a batch; each takes whole groups."""
+    epochs: int = 1
+    """Passes over each batch of rollouts."""
     normalize_std: bool = False
     """Divide advantages by the group's standard deviation."""
     credit: Literal["broadcast", "final_only"] = "broadcast"
@@ -127,6 +129,8 @@ class EngineOptions:
 
     zero_stage: Literal[1, 2, 3] = 3
     """What is partitioned over the ranks: optimizer (1), and gradients (2), and weights (3)."""
+    persistence_threshold: int = 100_000
+    """Weights with fewer elements stay whole on every rank (stage 3)."""
     offload_optimizer: bool = False
     """Keep the optimizer's state in CPU memory (GPU runs)."""
     offload_params: bool = False
@@ -183,6 +187,16 @@ class TrainConfig:
         return asdict(self)
 
 
+def _require_values(options: object, prefix: str = "") -> None:
+    # The parser takes a null in a YAML file for any type, so a field that must not be None is caught here.
+    for item in fields(options):
+        value = getattr(options, item.name)
+        if is_dataclass(value):
+            _require_values(value, f"{prefix}{item.name}.")
+        elif value is None and not item.type.endswith("None"):
+            raise ValueError(f"{prefix}{item.name} is null; give it a value or remove its line")
+
+
 def validate(config: TrainConfig) -> None:
     """Every check that no single field's type can make; raises ValueError naming the field and the fix."""
     rl, data, rollout = config.rl, config.data, config.rollout
@@ -191,10 +205,12 @@ def validate(config: TrainConfig) -> None:
         if not condition:
             raise ValueError(message)
 
+    _require_values(config)
     for name, value in (
         ("rl.steps", rl.steps),
         ("rl.prompts_per_step", rl.prompts_per_step),
         ("rl.updates_per_step", rl.updates_per_step),
+        ("rl.epochs", rl.epochs),
         ("rl.micro_batch_tokens", rl.micro_batch_tokens),
         ("agent.chunk_tokens", config.agent.chunk_tokens),
         ("agent.memory_tokens", config.agent.memory_tokens),

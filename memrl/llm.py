@@ -64,7 +64,10 @@ class LocalLLM:
                     tasks.append(task)
                     live.add(task)
                 await asyncio.sleep(0)  # every agent that can go on does, up to its next chat
-                live = {task for task in live if not task.done()}
+                finished = {task for task in live if task.done()}
+                live -= finished
+                for task in finished:
+                    task.result()  # what an agent raises ends the run now, not after hours of the others' work
                 if self.sampler.has_work:
                     for request in self.sampler.step():
                         request.tag.set_result(request)

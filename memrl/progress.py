@@ -1,9 +1,9 @@
 """How far a long command is: a bar on a terminal, a plain line now and then everywhere else.
 
-    with Progress("eval", total=2688, unit="chunks") as progress:
-        progress.advance(1, documents="12/128", strict=0.92)
+with Progress("eval", total=2688, unit="chunks") as progress:
+    progress.advance(1, documents="12/128", strict=0.92)
 
-    eval  1344/2688 chunks  50%  documents 64/128  strict 0.922  1:02 elapsed, 1:02 left
+eval  1344/2688 chunks  50%  documents 64/128  strict 0.922  1:02 elapsed, 1:02 left
 """
 
 import sys
@@ -17,8 +17,8 @@ EVERY_SECONDS = 10.0
 class Progress:
     """Counts work done out of `total` and says how long the rest will take.
 
-    The time left is extrapolated from the pace of this process alone: work that an earlier run had finished (`start`) tells
-    nothing about it.
+    The time left is extrapolated from the pace of this process alone: work that was finished before
+    (`start`) tells nothing about it.
     """
 
     def __init__(
@@ -98,8 +98,10 @@ class Progress:
 
     def line(self) -> str:
         """The present state in one line without any colour."""
-        parts = [self.label, self._count(), *(f"{name} {value}" for name, value in self.fields.items()), self._time()]
-        return "  ".join(part for part in parts if part)
+        return "  ".join(part for part in (self.label, self._count(), self._extra(), self._time()) if part)
+
+    def _extra(self) -> str:
+        return "  ".join(f"{name} {value}" for name, value in self.fields.items())
 
     def _count(self) -> str:
         if self.total is None:
@@ -140,8 +142,7 @@ class Progress:
         self._bar.start()
 
     def _columns(self) -> dict[str, str]:
-        extra = "  ".join(f"{name} {value}" for name, value in self.fields.items())
-        return {"count": self._count(), "extra": extra, "time": self._time()}
+        return {"count": self._count(), "extra": self._extra(), "time": self._time()}
 
     def _show_bar(self) -> None:
         self._bar.update(self._bar_task, completed=self.completed, total=self.total, **self._columns())

@@ -62,11 +62,13 @@ def check_prompts(content: object, source: str) -> Prompts:
     allowed = {"memory", "answer", "no_memory", "system"}
     if not isinstance(content, dict):
         raise ValueError(f"{source} must be a mapping with the fields {', '.join(sorted(allowed))}")
-    if unknown := sorted(set(content) - allowed):
+    if unknown := sorted(set(content) - allowed, key=str):
         raise ValueError(f"{source} has the unknown field {unknown[0]!r}; allowed are {', '.join(sorted(allowed))}")
     for name in ("memory", "answer", "no_memory"):
         if not isinstance(content.get(name), str) or not content[name].strip():
             raise ValueError(f"{source}: the field {name!r} must hold text")
+    if not isinstance(content.get("system"), str | None):
+        raise ValueError(f"{source}: the field 'system' must hold text, or null for the chat template's own")
     for name, slots in _FIELDS.items():
         found = _SLOT.findall(content[name])
         if set(found) != slots or len(found) != len(slots):

@@ -1,8 +1,9 @@
 """Reading documents with an agent, outside of training: what `infer.py` and the evaluation are made of.
 
-    readings = read_documents(llm, samples, agent, on_progress=lambda reading: print(reading.chunks_read, reading.num_chunks))
+    for reading in read_documents(llm, samples, agent):
+        print(reading.sample.question, reading.answer)
 
-What is kept of a reading grows with the number of chunks by the text of the memory only, never by prompts or token ids.
+What is kept of a reading grows by the text of one memory per chunk, not by prompts or token ids.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Reading:
     Attributes:
         document_tokens: length of the document; 0 before it was tokenised.
         num_chunks: chunks that it is read in.
-        steps: one per chunk, and the answer.
+        chunks_read: of those.
+        steps: one per chunk, and the answer; none where they are not wanted.
         response: text of the answer turn.
         memory: text of the memory that the answer was given from.
         memory_tokens: its present length.
@@ -61,6 +63,7 @@ class Reading:
     chunk_tokens: int
     document_tokens: int = 0
     num_chunks: int = 0
+    chunks_read: int = 0
     steps: list[Step] = field(default_factory=list)
     response: str = ""
     memory: str = ""
@@ -68,10 +71,6 @@ class Reading:
     error: str | None = None
     done: bool = False
     seconds: float = 0.0
-
-    @property
-    def chunks_read(self) -> int:
-        return sum(step.kind == "memory" for step in self.steps)
 
     @property
     def tokens_read(self) -> int:
@@ -91,18 +90,16 @@ def read_documents(
     *,
     seed: int = 0,
 ) -> list[Reading]:
-    """Read every sample's document and answer its question; all run together, results come in the samples' order.
+    """Read every sample's document and answer its question: all together, results in the samples' order.
 
     A sample that cannot be read has `Reading.error` set and does not disturb the others.
 
     Args:
         samples: asked for one by one as the sampler has room, so they may be made lazily.
         on_progress: called when a document is opened, after each of its turns, and when it is done.
-        seed: the readings are a function of it and of each sample's id, not of what else is read. Greedy ones ignore it.
+        seed: a reading is a function of it and of the sample's id, not of what else is read.
     """
-    coroutines = (
-        read_document(llm, sample, agent, (seed, stable_id(sample.id)), on_progress) for sample in samples
-    )
+    coroutines = (read_document(llm, sample, agent, (seed, stable_id(sample.id)), on_progress) for sample in samples)
     return llm.run(coroutines, concurrency=llm.sampler.max_rows)
 
 
@@ -112,6 +109,7 @@ async def read_document(
     agent: AgentConfig,
     identity: Sequence[int],
     on_progress: Callable[[Reading], None] | None = None,
+    keep_steps: bool = True,
 ) -> Reading:
     """One reading, as a coroutine for `llm.run`. `identity` is all that its randomness depends on."""
     reading = Reading(sample, agent.chunk_tokens)
@@ -121,13 +119,14 @@ async def read_document(
 
     def keep(turn: Turn) -> None:
         seconds = time.perf_counter() - began
-        content = session.content_ids(turn)
-        step = Step(turn.kind, turn.text, len(turn.response_ids), turn.finish_reason, seconds - reading.seconds)
-        reading.steps.append(step)
+        if keep_steps:
+            size, taken = len(turn.response_ids), seconds - reading.seconds
+            reading.steps.append(Step(turn.kind, turn.text, size, turn.finish_reason, taken))
         reading.seconds = seconds
         if turn.kind == "memory":
-            reading.memory, reading.memory_tokens = turn.text, len(content)
-        # The agent returns its turns for training. Nobody trains here, and a long document's prompts would fill the memory.
+            reading.chunks_read += 1
+            reading.memory, reading.memory_tokens = turn.text, len(session.content_ids(turn))
+        # The agent returns its turns for training. Nobody trains here, and a long document's prompts add up.
         turn.prompt_ids, turn.response_logprobs = [], []
         report(reading)
 
@@ -136,6 +135,7 @@ async def read_document(
         reading.document_tokens = len(document)
         reading.num_chunks = -(-len(document) // agent.chunk_tokens)
         del document
+        reading.seconds = time.perf_counter() - began  # the first step's own time is without the tokenizer's
         report(reading)
         trajectory = await memory_agent(session, sample, agent)
         reading.response, reading.memory = trajectory.response, trajectory.memory
@@ -150,14 +150,15 @@ async def read_document(
 
 def stable_id(*parts: object) -> int:
     """A 63-bit number that depends on the parts' texts alone, the same in every process."""
-    digest = hashlib.blake2b("\0".join(map(str, parts)).encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    text = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 def chunk_pace(readings: Iterable[Reading]) -> tuple[float, float] | None:
-    """Mean seconds per chunk over the first and over the last tenth of each reading; None with fewer than 20 chunks in any.
+    """Mean seconds per chunk over the first and over the last tenth of the readings of 20 or more chunks.
 
-    With a memory of fixed size the two are equal however long the document is.
+    With a memory of fixed size the two are equal however long the document is. None if all readings are
+    shorter.
     """
     first, last = [], []
     for reading in readings:
@@ -193,9 +194,10 @@ def read_text(path: str | Path) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        byte = f"byte 0x{content[error.start]:02x} at offset {error.start}"
         raise ValueError(
-            f"{path} is not UTF-8 text: byte 0x{content[error.start]:02x} at offset {error.start}; if it is text in an older "
-            f"encoding, convert it: iconv -f WINDOWS-1252 -t UTF-8 {path} > NEW (or ISO-8859-1, GB18030, SHIFT_JIS, ...)"
+            f"{path} is not UTF-8 text ({byte}); if it is text in an older encoding, convert it: "
+            f"iconv -f WINDOWS-1252 -t UTF-8 {path} > NEW (or from ISO-8859-1, GB18030, SHIFT_JIS, ...)"
         ) from None
     if not text.strip():
         raise ValueError(f"{path} is empty")

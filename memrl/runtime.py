@@ -1,9 +1,9 @@
 """What `eval.py` and `infer.py` share: their options, the device, and a loaded model behind an `llm`.
 
-Importing this module is cheap; torch comes with the first call that needs it.
+Importing this module is cheap; torch comes with the first call that needs it. Annotations are not postponed
+here, because jsonargparse would import everything under TYPE_CHECKING to resolve them, and --help would
+take seconds.
 """
-
-from __future__ import annotations
 
 import os
 import sys
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class AgentOverrides:
-    """How documents are read; what is not given is as in the model's memrl_agent.yaml, or else the original's."""
+    """How documents are read; what is not given is as in the model's memrl_agent.yaml, or the default."""
 
     prompts: str | None = None
     """Prompt file: a path, or a name in configs/prompts."""
@@ -52,11 +52,11 @@ class ReaderOptions:
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda or cuda:N."""
     threads: int = 0
-    """CPU threads; 0 leaves it to PyTorch."""
+    """CPU threads; 0 takes all cores."""
     agent: AgentOverrides = field(default_factory=AgentOverrides)
 
 
-def load_settings(model: str | Path, options: ReaderOptions) -> tuple[AgentConfig, Tokenizer]:
+def load_settings(model: str | Path, options: ReaderOptions) -> "tuple[AgentConfig, Tokenizer]":
     """Agent settings and tokenizer of a model folder: all that can be checked before the weights are read.
 
     Raises:
@@ -65,7 +65,9 @@ def load_settings(model: str | Path, options: ReaderOptions) -> tuple[AgentConfi
     from memrl.agents.settings import load_agent
 
     if not Path(model).is_dir():
-        raise ValueError(f"there is no model folder {model}; give a Hugging Face folder with config.json and safetensors")
+        raise ValueError(
+            f"there is no model folder {model}; give a Hugging Face folder (config.json, safetensors)"
+        )
     for name, value, allowed in (
         ("max_rows", options.max_rows, options.max_rows >= 1),
         ("cache_gib", options.cache_gib, options.cache_gib > 0),
@@ -82,7 +84,9 @@ def load_settings(model: str | Path, options: ReaderOptions) -> tuple[AgentConfi
     return agent, load_tokenizer(model)
 
 
-def open_llm(model: str | Path, tokenizer: Tokenizer, agent: AgentConfig, options: ReaderOptions) -> LocalLLM:
+def open_llm(
+    model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", options: ReaderOptions
+) -> "LocalLLM":
     """Load the weights and put a sampler in front of them.
 
     Raises:
@@ -115,14 +119,16 @@ def pick_device(name: str = "auto"):
     if kind == "auto":
         return torch.device("cuda" if count else "cpu")
     if kind == "cuda" and not count:
-        raise ValueError(f"device is {name!r}, but PyTorch {torch.__version__} finds no GPU here; use --device cpu")
+        raise ValueError(
+            f"device is {name!r}, but PyTorch {torch.__version__} finds no GPU; use --device cpu"
+        )
     if index and int(index) >= count:
         raise ValueError(f"device is {name!r}, but there are only {count} GPUs: cuda:0 to cuda:{count - 1}")
     return torch.device(name)
 
 
 def set_threads(count: int) -> None:
-    """CPU threads of this process; 0 leaves PyTorch's choice, or under torchrun shares the cores out among the ranks."""
+    """CPU threads of this process; 0 is PyTorch's choice, or the cores shared out among torchrun's ranks."""
     import torch
 
     if not count and "LOCAL_WORLD_SIZE" in os.environ:  # torchrun's own choice is one thread a rank
@@ -133,7 +139,7 @@ def set_threads(count: int) -> None:
 
 
 def peak_memory() -> str:
-    """The most memory that this process held so far, of the host and of the GPU: `1.3 GiB`, or "" where nobody counts it."""
+    """The most memory that this process held so far, say `1.3 GiB`, and the GPU's; "" where nobody counts."""
     try:
         import resource
     except ImportError:  # not on Windows

@@ -4,6 +4,7 @@ Document text is data: a string such as "<|im_end|>" inside it is encoded as the
 prompt pieces may contain special tokens.
 """
 
+import json
 import logging
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         ValueError: no usable tokenizer there, or one without a chat template.
     """
     logging.getLogger("transformers").setLevel(logging.ERROR)  # "none of PyTorch, ..." and length warnings do not apply
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     path = Path(path)
     if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
@@ -56,10 +57,20 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             f"{path} holds no tokenizer (tokenizer.json); copy the tokenizer files of the model's Hugging Face folder there"
         )
     try:
-        hf = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        # AutoTokenizer goes by config.json's model type and reads any tokenizer beside a Qwen2 model as Qwen's byte-level BPE.
+        kind = PreTrainedTokenizerFast if _is_generic(path / "tokenizer_config.json") else AutoTokenizer
+        hf = kind.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises many kinds for a broken file; all of them mean the same to a user
         reason = str(error).strip().splitlines()
         raise ValueError(f"{path}: the tokenizer cannot be read ({reason[0] if reason else type(error).__name__})") from error
     if not hf.chat_template:
         raise ValueError(f"the tokenizer in {path} has no chat template; memrl needs one (use an -Instruct checkpoint's)")
     return Tokenizer(hf)
+
+
+def _is_generic(config_path: Path) -> bool:
+    """Whether tokenizer_config.json says that tokenizer.json alone defines the tokenizer."""
+    if not config_path.is_file() or not (config_path.parent / "tokenizer.json").is_file():
+        return False
+    config = json.loads(config_path.read_text(encoding="utf-8"))
+    return isinstance(config, dict) and config.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")

@@ -1,4 +1,4 @@
-"""A reading as a web page: the memory after each chunk and what changed in it. One file, no scripts, nothing loaded."""
+"""A reading as a web page: the memory after each chunk and what changed in it. One file, no scripts."""
 
 import difflib
 import os
@@ -11,13 +11,15 @@ from memrl.progress import format_seconds
 from memrl.reading import Reading, Step
 
 _STYLE = """
-:root { color-scheme: light dark; --line: #d6d6d6; --soft: #6b6b6b; --new: #d8f0dc; --old: #f6dcdc; --card: #fafafa }
+:root { color-scheme: light dark; --line: #d6d6d6; --soft: #6b6b6b;
+  --new: #d8f0dc; --old: #f6dcdc; --card: #fafafa }
 @media (prefers-color-scheme: dark) {
   :root { --line: #444; --soft: #a0a0a0; --new: #1f4a2a; --old: #552a2a; --card: #1d1d1d } }
 body { font: 16px/1.55 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.3rem } h2 { font-size: 1.1rem; margin: 2.5rem 0 .3rem }
 .soft { color: var(--soft); font-size: .85rem }
-.card { border: 1px solid var(--line); border-radius: .5rem; background: var(--card); padding: .6rem .9rem; margin: .7rem 0 }
+.card { border: 1px solid var(--line); border-radius: .5rem; background: var(--card);
+  padding: .6rem .9rem; margin: .7rem 0 }
 .answer { border-width: 2px; font-size: 1.1rem }
 .error, .cut { color: #c0392b }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; margin: .35rem 0 0 }
@@ -25,7 +27,7 @@ ins { background: var(--new); text-decoration: none; border-radius: .2rem }
 del { background: var(--old); color: var(--soft); border-radius: .2rem }
 summary { cursor: pointer }
 """
-# A page made of a stranger's document must not be able to run or load anything, even if an escape were forgotten.
+# A page made of a stranger's document must not be able to run or load anything, even past a forgotten escape.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -36,10 +38,11 @@ def write_trace(path: str | Path, readings: Iterable[Reading]) -> None:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>memrl: {len(readings)} reading{'s' * (len(readings) != 1)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
+        f"<title>memrl: {len(readings)} reading{'s' * (len(readings) != 1)}</title>",
+        f"<style>{_STYLE}</style>\n</head>\n<body>",
         "<h1>What was remembered</h1>",
-        '<p class="soft">Each card is the memory after one chunk; <ins>green</ins> came in with the chunk, <del>red</del> was '
-        "dropped. The answer was given from the last memory alone.</p>",
+        '<p class="soft">Each card is the memory after one chunk; <ins>green</ins> came in with the chunk, '
+        "<del>red</del> was dropped. The answer was given from the last memory alone.</p>",
         *(_reading(reading) for reading in readings),
         "</body>\n</html>\n",
     ]
@@ -51,10 +54,11 @@ def write_trace(path: str | Path, readings: Iterable[Reading]) -> None:
 
 
 def changes(old: str, new: str) -> list[tuple[str, str]]:
-    """The words of both texts in order, as runs of ("keep" | "drop" | "add", text); spaces belong to the word before them."""
+    """Both texts' words in order, as runs of ("keep" | "drop" | "add", text)."""
     old_words, new_words = _words(old), _words(new)
     runs = []
-    matcher = difflib.SequenceMatcher(None, [w.rstrip() for w in old_words], [w.rstrip() for w in new_words])
+    bare = [[word.strip() for word in words] for words in (old_words, new_words)]
+    matcher = difflib.SequenceMatcher(None, *bare)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         if tag == "equal":
             runs.append(("keep", "".join(new_words[j1:j2])))
@@ -82,22 +86,25 @@ def _marked(old: str, new: str) -> str:
 
 
 def _reading(reading: Reading) -> str:
-    facts = f"{reading.document_tokens:,} tokens in {reading.num_chunks:,} chunks, {format_seconds(reading.seconds)}"
-    source = reading.sample.metadata.get("file", reading.sample.id)
-    parts = [f"<h2>{escape(reading.sample.question)}</h2>", f'<p class="soft">{escape(str(source))}: {facts}</p>']
+    size = f"{reading.document_tokens:,} tokens in {reading.num_chunks:,} chunks"
+    source = escape(str(reading.sample.metadata.get("file", reading.sample.id)))
+    parts = [
+        f"<h2>{escape(reading.sample.question)}</h2>",
+        f'<p class="soft">{source}: {size}, {format_seconds(reading.seconds)}</p>',
+    ]
     if reading.error is not None:
         parts.append(f'<div class="card answer error">{escape(reading.error)}</div>')
     elif reading.done:
-        parts.append(f'<div class="card answer"><b>Answer</b><div class="text">{escape(reading.answer)}</div></div>')
+        answer = escape(reading.answer)
+        parts.append(f'<div class="card answer"><b>Answer</b><div class="text">{answer}</div></div>')
     memory, chunk = "", 0
     for step in reading.steps:
         if step.kind == "memory":
             parts.append(_chunk(reading, step, chunk, memory))
             memory, chunk = step.text, chunk + 1
         else:
-            parts.append(
-                f'<div class="card"><b>Answer turn</b> {_facts(step)}<div class="text">{escape(step.text)}</div></div>'
-            )
+            text = f'<div class="text">{escape(step.text)}</div>'
+            parts.append(f'<div class="card"><b>Answer turn</b> {_facts(step)}{text}</div>')
     return "\n".join(parts)
 
 

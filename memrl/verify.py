@@ -19,10 +19,12 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-# A box opens at \boxed{ or \fbox{. Any other brace counts for the matching, unless a backslash escapes it (an
-# odd number of backslashes before it). The look-behind tries a run of backslashes only once: the scan stays
-# linear.
-_BRACE = re.compile(r"(?<!\\)(?P<slashes>\\+)(?:(?P<box>boxed|fbox)\s*\{|[{}])|[{}]")
+# What matters for matching braces: a box that opens, an escaped brace, which is skipped (an odd number of
+# backslashes stands before it), and runs of bare braces. The look-behinds try a run of backslashes only once,
+# and a run of braces is one match, so the scan is linear and quick.
+_BRACES = re.compile(
+    r"(?<!\\)\\+(?P<box>boxed|fbox)\s*\{|(?<!\\)(?:\\\\)*\\[{}]|(?P<opening>\{+)|(?P<closing>\}+)"
+)
 
 
 def last_boxed(text: str) -> str | None:
@@ -39,19 +41,22 @@ def last_boxed(text: str) -> str | None:
     """
     if "\\boxed" not in text and "\\fbox" not in text:
         return None
-    open_braces: list[tuple[str | None, int]] = []  # (kind of box or None, where its content begins)
+    depth = 0  # braces opened so far less braces closed; stray ones before a box shift it, which does no harm
+    open_boxes: list[tuple[str, int, int]] = []  # (kind, depth outside of the box, where its content begins)
     found: dict[str, tuple[int, int]] = {}  # kind -> (begin, end) of the last complete box so far
-    for match in _BRACE.finditer(text):
-        kind = match["box"]
-        if kind is None and len(match["slashes"] or "") % 2 == 1:
-            continue
-        if match[0][-1] == "{":
-            open_braces.append((kind, match.end()))
-        elif open_braces:
-            kind, begin = open_braces.pop()
-            if kind is not None and begin > found.get(kind, (-1, -1))[0]:
-                # An even run of backslashes before the closing brace belongs to the content: hence end() - 1.
-                found[kind] = (begin, match.end() - 1)
+    for match in _BRACES.finditer(text):
+        if match["box"]:
+            open_boxes.append((match["box"], depth, match.end()))
+            depth += 1
+        elif match["opening"]:
+            depth += len(match["opening"])
+        elif match["closing"]:
+            outer = depth - len(match["closing"])
+            while open_boxes and open_boxes[-1][1] >= outer:
+                kind, level, begin = open_boxes.pop()
+                if begin > found.get(kind, (-1, -1))[0]:
+                    found[kind] = (begin, match.start("closing") + depth - level - 1)
+            depth = outer
     span = found.get("boxed") or found.get("fbox")
     return None if span is None else text[span[0] : span[1]]
 
@@ -97,10 +102,7 @@ def lenient_match(prediction: str, gold: Sequence[str]) -> float:
     them is. Prompts that ask for a box measure more fairly, and `strict_match` belongs beside this number.
     """
     answer = extract_answer(prediction)
-    words = _words(answer)
-    if not words:
-        return 0.0
-    haystack, keys = f" {' '.join(words)} ", _strict_keys(answer)
+    haystack, keys = f" {' '.join(_words(answer))} ", _strict_keys(answer)
     for candidate in _as_list(gold):
         gold_words = _words(candidate)
         if gold_words and (f" {' '.join(gold_words)} " in haystack or keys & _strict_keys(candidate)):

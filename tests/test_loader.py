@@ -154,6 +154,7 @@ def test_loaded_weights_do_not_follow_the_file(model_folder, tiny_model):
     [
         {"sliding_window": None},
         {"sliding_window": 32768},
+        {"sliding_window": 16, "max_window_layers": None},
         {"sliding_window": 16, "max_window_layers": 2},
         {"sliding_window": 16, "layer_types": ["full_attention", "full_attention"], "max_window_layers": 0},
     ],
@@ -196,6 +197,7 @@ def test_broken_config_is_named(content, model_folder):
         ({"rope_theta": "big"}, ["rope_theta", "'big'"]),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1]}}, ["longrope", "default, linear, yarn"]),
         ({"rope_scaling": {"type": "yarn"}}, ["yarn", "factor"]),
+        ({"rope_scaling": "yarn"}, ["rope_scaling", "'yarn'"]),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 0.7}}, ["mscale"]),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, ["full_attention"]),
         (

@@ -29,6 +29,7 @@ ROPES = {
     "yarn, own betas": dataclasses.replace(YARN, beta_fast=8.0, beta_slow=2.0, attention_factor=1.3),
     "yarn, not truncated": dataclasses.replace(YARN, theta=5e4, factor=2.5, truncate=False),
     "yarn, factor 1": dataclasses.replace(YARN, factor=1.0),
+    "yarn, every pair turns": dataclasses.replace(YARN, theta=500.0, original_max_position_embeddings=8192),
 }
 PARAMETERS = {
     "Qwen2.5-0.5B-Instruct.config.json": 494_032_768,
@@ -191,7 +192,7 @@ def test_frequencies_are_real_on_meta_and_survive_dtype_changes(tiny_config):
 
 
 def test_frequencies_keep_fp32_where_float_constructors_give_bf16(monkeypatch):
-    expected = rope_inverse_frequencies(YARN, 16)
+    expected = rope_inverse_frequencies(YARN, 1024)
 
     def rounding(plain):  # as DeepSpeed's zero.Init has it
         def made(*args, **kwargs):
@@ -203,7 +204,11 @@ def test_frequencies_keep_fp32_where_float_constructors_give_bf16(monkeypatch):
     for name in ("arange", "tensor", "zeros", "ones", "full", "empty"):
         monkeypatch.setattr(torch, name, rounding(getattr(torch, name)))
     assert torch.arange(3.0).dtype == torch.bfloat16
-    assert torch.equal(rope_inverse_frequencies(YARN, 16), expected)
+    assert torch.equal(rope_inverse_frequencies(YARN, 1024), expected)
+
+
+def test_positions_start_anew_in_every_packed_sequence():
+    assert PackedContext([3, 1, 2]).positions.tolist() == [0, 1, 2, 0, 0, 1]
 
 
 def test_packed_sequences_equal_the_sequences_alone(tiny_model):

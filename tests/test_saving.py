@@ -189,15 +189,16 @@ def test_folder_of_something_else_is_not_replaced(tmp_path, tiny_model):
     assert (tmp_path / "run" / "checkpoints").is_dir() and (tmp_path / "file").read_text() == "mine"
 
 
-def test_streamed_tensors_may_be_reused_by_the_caller(tiny_model, tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_streamed_tensors_may_be_reused_by_the_caller(dtype, tiny_model, tmp_path):
     def gathered():
         for name, tensor in reversed(tiny_model.state_dict().items()):
             buffer = tensor.clone()
             yield name, buffer
             buffer.zero_()
 
-    save_state(gathered(), tiny_model.config, "bfloat16", tmp_path / "model", max_shard_bytes=90_000)
-    assert same_weights(load_model(tmp_path / "model"), tiny_model.bfloat16())
+    save_state(gathered(), tiny_model.config, dtype, tmp_path / "model", max_shard_bytes=90_000)
+    assert same_weights(load_model(tmp_path / "model"), tiny_model.to(getattr(torch, dtype)))
 
 
 def test_incomplete_or_foreign_tensors_are_not_saved(tiny_model, tmp_path):

@@ -33,6 +33,9 @@ BOXES = [
     (r"\boxed{a\}b}", r"a\}b"),
     (r"\boxed{a\}", None),
     (r"\boxed{a\\}", r"a\\"),  # an escaped backslash, then a real brace
+    (r"\boxed{a\\\}b}", r"a\\\}b"),
+    (r"\boxed{{{x}}}", "{{x}}"),
+    (r"{{ \boxed{x}}} }", "x"),
     (r"\\boxed{x}", "x"),  # escaped once too often, as in JSON
     (r"\fbox{x}", "x"),
     (r"\boxed{x} \fbox{y}", "x"),  # a frame is a fallback only
@@ -116,6 +119,8 @@ BOXED = [
     ("Paris", ["..."], 0, 0),
     ("...", ["Paris"], 0, 0),
     ("...", ["!!!"], 0, 0),
+    ("...", ["..."], 1, 0),
+    ("+", ["+"], 1, 0),
     # numbers
     ("1,462", ["1,462"], 1, 1),
     ("1462", ["1,462"], 0, 1),
@@ -135,18 +140,23 @@ BOXED = [
     ("red,green,blue", ["green"], 0, 1),
     ("April and March", ["March and April"], 0, 0),
     # Unicode
-    ("Pedro Rodri\u0301guez", ["Pedro Rodr\u00edguez"], 1, 1), ("Pedro Rodriguez", ["Pedro Rodr\u00edguez"],
-    0, 0), ("STRASSE", ["Stra\u00dfe"], 1, 1), ("\u03a3\u03af\u03c3\u03c5\u03c6\u03bf\u03c2",
-    ["\u03a3\u0399\u03a3\u03a5\u03a6\u039f\u03a3".lower()], 0, 0), ("\u039f\u0394\u039f\u03a3",
-    ["\u03bf\u03b4\u03bf\u03c2"], 1, 1), ("\uff11\uff19\uff16\uff12", ["1962"], 0, 1), ("Par\u00adis",
-    ["Paris"], 0, 1), ("\u0928\u092e\u0938\u094d\u0924\u0947 \u0926\u0941\u0928\u093f\u092f\u093e",
-    ["\u0926\u0941\u0928\u093f\u092f\u093e"], 0, 1),
-    # Chinese, Japanese, Korean, Thai: no spaces between words
-    ("\u5317\u4eac", ["\u5317\u4eac"], 1, 1), ("\u7b54\u6848\u662f\u5317\u4eac\u3002", ["\u5317\u4eac"], 0,
-    1), ("\u5317", ["\u5317\u4eac"], 0, 0), ("\u6771\u4eac\u30bf\u30ef\u30fc\u3067\u3059",
-    ["\u6771\u4eac\u30bf\u30ef\u30fc"], 0, 1), ("\uc11c\uc6b8\uc785\ub2c8\ub2e4", ["\uc11c\uc6b8"], 0, 1),
-    ("\u0e01\u0e23\u0e38\u0e07\u0e40\u0e17\u0e1e\u0e2f\u0e40\u0e1b\u0e47\u0e19",
-    ["\u0e01\u0e23\u0e38\u0e07\u0e40\u0e17\u0e1e\u0e2f"], 0, 1),
+    ("Pedro Rodri\u0301guez", ["Pedro Rodríguez"], 1, 1),  # a combining accent
+    ("Pedro Rodriguez", ["Pedro Rodríguez"], 0, 0),
+    ("STRASSE", ["Straße"], 1, 1),
+    ("in der STRASSE", ["Straße"], 0, 1),
+    ("ὈΔΥΣΣΕΥΣ", ["ὀδυσσευς"], 1, 1),  # two small sigmas have one capital
+    ("\uff11\uff19\uff16\uff12", ["1962"], 0, 1),  # full-width digits
+    ("Par\u00adis", ["Paris"], 0, 1),  # a soft hyphen
+    ("Paris\ufe0f", ["Paris"], 0, 1),  # a variation selector, as after an emoji
+    ("नमस्ते दुनिया", ["दुनिया"], 0, 1),
+    ("नमस्ते दुनिया", ["दुन"], 0, 0),
+    # no spaces between words
+    ("北京", ["北京"], 1, 1),
+    ("答案是北京\u3002", ["北京"], 0, 1),
+    ("北", ["北京"], 0, 0),
+    ("東京タワーです", ["東京タワー"], 0, 1),
+    ("서울입니다", ["서울"], 0, 1),
+    ("กรุงเทพเป็น", ["กรุงเทพ"], 0, 1),
     # LaTeX
     (r"\text{Paris}", ["Paris"], 1, 1),
     (r"\textbf{\text{Paris}}", ["Paris"], 1, 1),
@@ -207,6 +217,7 @@ F1 = [
     ("Ed Wood, director", ["Ed Wood"], 0.8),
     ("Ed", ["Ed Wood"], 2 / 3),
     ("Wood Wood", ["Wood"], 2 / 3),  # multisets: the second "wood" is not common
+    ("Wood Wood", ["Wood Wood Wood"], 0.8),
     ("Ed", ["Wood"], 0.0),
     ("Ed", ["Wood", "Ed X", "Ed Wood Junior"], 2 / 3),
     ("yes", ["yes"], 1.0),
@@ -228,14 +239,17 @@ def test_token_f1_table(prediction, gold, expected):
 
 # --- properties ---------------------------------------------------------------------------------------------
 
-PIECES = ["\\boxed{", "\\fbox{", "\\text{", "{", "}", "\\", "\\}", "%", "^\\circ", " ", "the ", "no", "</think>", "\u0301", "\u5317"]
-wild = st.text(max_size=40) | st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=20).map("".join)
-sane = st.text(st.characters(categories=["L", "N", "P", "Z"], exclude_characters="\\{}"), min_size=1, max_size=30)
-sane = sane.filter(lambda text: any(char.isalnum() for char in text))
+property_test = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+
+pieces = ["\\boxed{", "\\fbox{", "\\text{", "{", "}", "\\", "\\}", "%", "^\\circ", " ", "the ", "no"]
+pieces = st.sampled_from([*pieces, "</think>", "\u0301", "北"])
+wild = st.text(max_size=40) | st.lists(pieces | st.text(max_size=3), max_size=20).map("".join)
+letters = st.characters(categories=["L", "N", "P", "Z"], exclude_characters="\\{}")
+sane = st.text(letters, min_size=1, max_size=30).filter(lambda text: any(char.isalnum() for char in text))
 
 
 @given(wild, st.lists(wild, max_size=3))
-@settings(max_examples=300, deadline=None)
+@property_test
 def test_any_text_scores_without_raising(prediction, gold):
     assert strict_match(prediction, gold) in (0.0, 1.0)
     assert lenient_match(prediction, gold) in (0.0, 1.0)
@@ -244,17 +258,16 @@ def test_any_text_scores_without_raising(prediction, gold):
 
 
 @given(st.text(st.characters(), max_size=30), st.text(st.characters(), max_size=30))
-@settings(max_examples=200, deadline=None)
+@property_test
 def test_surrogates_and_controls_score_without_raising(prediction, gold):
     boxed = f"\\boxed{{{prediction}}}"
     assert all(match(boxed, [gold]) in (0.0, 1.0) for match in (strict_match, lenient_match))
 
 
 @given(sane, wild, wild.filter(lambda text: "box" not in text and "}" not in text))
-@settings(max_examples=200, deadline=None)
+@property_test
 def test_gold_in_a_box_matches_itself_whatever_stands_around(gold, before, after):
-    # A backslash or an open brace before the box may be part of something else: keep them a space and a
-    # closing apart.
+    # Only another box or a closing brace could change what the last box is.
     response = f"{before.replace(chr(92), '')} \\boxed{{{gold}}}{after}"
     assert strict_match(response, [gold]) == 1.0
     assert lenient_match(response, [gold]) == 1.0
@@ -262,7 +275,7 @@ def test_gold_in_a_box_matches_itself_whatever_stands_around(gold, before, after
 
 
 @given(sane, st.randoms(use_true_random=False))
-@settings(max_examples=200, deadline=None)
+@property_test
 def test_strict_implies_lenient(gold, random):
     variant = "".join(random.choice([c, c.lower(), c + " "]) for c in gold)
     response = f"\\boxed{{{variant}}}"
@@ -270,7 +283,7 @@ def test_strict_implies_lenient(gold, random):
 
 
 @given(sane, sane, st.lists(sane, max_size=3))
-@settings(max_examples=200, deadline=None)
+@property_test
 def test_more_gold_answers_never_lower_a_score(prediction, gold, others):
     response = f"\\boxed{{{prediction}}}"
     for score in (strict_match, lenient_match, token_f1):
@@ -278,25 +291,32 @@ def test_more_gold_answers_never_lower_a_score(prediction, gold, others):
 
 
 HOSTILE = {
-    "braces": "{" * 1_000_000,
-    "boxes": "\\boxed{" * 150_000,
-    "a box of braces": "\\boxed{" + "{" * 1_000_000,
-    "a box of pairs": "\\boxed{" + "{}" * 500_000 + "}",
-    "nested boxes": "\\boxed{" * 100_000 + "}" * 100_000,
-    "backslashes": "\\boxed{" + "\\" * 1_000_000,
-    "spaces after a box": "\\boxed" + " " * 1_000_000,
-    "spaces after a command": "\\boxed{\\text" + " " * 1_000_000 + "}",
-    "nested commands": "\\boxed{" + "\\text{" * 100_000 + "}" * 100_001,
-    "combining marks": "\\boxed{e" + "\u0301\u0316" * 500_000 + "}",
-    "decomposing marks": "\u0f73" * 1_000_000,
-    "words": "a " * 500_000,
+    "braces": "{" * 100_000,
+    "boxes": "\\boxed{" * 15_000,
+    "a box of braces": "\\boxed{" + "{" * 100_000,
+    "a box of pairs": "\\boxed{" + "{}" * 50_000 + "}",
+    "nested boxes": "\\boxed{" * 10_000 + "}" * 10_000,
+    "backslashes": "\\boxed{" + "\\" * 100_000,
+    "spaces after a box": "\\boxed" + " " * 100_000,
+    "spaces after a command": "\\boxed{\\text" + " " * 100_000 + "}",
+    "nested commands": "\\boxed{" + "\\text{" * 10_000 + "}" * 10_001,
+    "combining marks": "\\boxed{e" + "\u0301\u0316" * 50_000 + "}",
+    "decomposing marks": "\\boxed{e" + "\u0f73" * 100_000 + "}",
+    "words": "a " * 50_000,
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_megabyte_of_hostile_text_takes_under_a_second(name):
-    # Quadratic time would be minutes, so the bound can be generous to a busy machine.
+def test_hostile_text_takes_linear_time(name):
+    # Linear time is 0.05 s; quadratic time is several seconds, and a megabyte of it would be many minutes.
     for score in (strict_match, lenient_match, token_f1):
         start = time.process_time()
         score(HOSTILE[name], ["no", "the a " * 50 + "b"])
         assert time.process_time() - start < 1.0
+
+
+@pytest.mark.parametrize("piece", ["{", "}", "\\boxed{", "\\boxed{}"])
+def test_a_megabyte_of_braces_takes_under_a_second(piece):
+    start = time.process_time()
+    strict_match(piece * (1_000_000 // len(piece)), ["no"])
+    assert time.process_time() - start < 1.0

@@ -1,7 +1,8 @@
 """The agent's settings beside the weights that were trained with them.
 
-`memrl_agent.yaml` in a Hugging Face model folder holds the agent's limits and the full texts of its prompts, so a trained model is
-read and evaluated with exactly the words that it was trained with, whatever the prompt files say by then.
+`memrl_agent.yaml` in a Hugging Face model folder holds the agent's limits and the full texts of its
+prompts, so a trained model reads and is evaluated with exactly the words that it was trained with, whatever
+the prompt files say by then.
 """
 
 import os
@@ -43,11 +44,11 @@ def load_agent(folder: str | Path, **overrides: object) -> AgentConfig:
     """The settings in a model folder; a folder without the file gets the original's defaults.
 
     Args:
-        overrides: fields of `AgentConfig` that the caller wants otherwise. `prompts` may also be a prompt file's name or path.
-            None means that the caller does not care.
+        overrides: fields of `AgentConfig` that the caller wants otherwise; None where that is not so.
+            `prompts` may also be a prompt file's name or path.
 
     Raises:
-        ValueError: the file is damaged, or a key is missing, unknown or has a value that is not allowed; names both.
+        ValueError: the file is damaged, or a key is missing, unknown or has a value that is not allowed.
     """
     path = Path(folder) / FILE_NAME
     config = _read(path) if path.exists() else AgentConfig(load_prompts(DEFAULT_PROMPTS))

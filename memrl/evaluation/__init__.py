@@ -1,4 +1,4 @@
-"""How good is an agent, by document length? Tasks, the runner, results that survive a kill, tables and plots."""
+"""How good is an agent, by document length? Tasks, the runner, results that survive a kill, tables, plots."""
 
 from memrl.evaluation.results import Results, fingerprint
 from memrl.evaluation.runner import evaluate

@@ -1,7 +1,7 @@
 """Runs an agent on a task: every document a coroutine, all lengths in one stream.
 
-A document that fails for whatever reason is a wrong answer with its reason beside it. Leaving it out would make every table that
-it happens to better than the truth.
+A document that fails for whatever reason is a wrong answer with the reason beside it. Leaving it out would
+make the table better than the truth.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ def evaluate(
 ) -> list[Row]:
     """Read the task's documents and score the answers.
 
-    A row is a function of (seed, task, length, index), the agent and the weights: neither what shares its batch nor the order
-    of work nor what was done before an interruption changes it.
+    A row is a function of (seed, task, length, index), the agent and the weights: neither what shares its
+    batch nor the order of work nor an interruption changes it (up to the rounding of sums in another batch
+    shape).
 
     Args:
-        lengths: what `task.lengths` may be; longest documents are read first, so that the end of a run keeps the batch full.
+        lengths: in rising order. The longest documents are read first, so that the batch is full to the end.
         num_samples: documents per length; None is the task's own choice.
-        shard: (rank, world): this process takes every world-th document, and the ranks' rows together are all of them.
-        done: `row_key`s that are not run again; their documents are not even made.
+        shard: (rank, world): this process takes every world-th document; the ranks' rows together are all.
+        done: keys as of `row_key` that are not run again; their documents are not even made.
         on_result: called with each row as its document finishes.
         on_chunk: called after each chunk.
 
     Returns:
-        The new rows, ordered by length and index. A row has the keys task, length, index, id, question, answers, response,
-        answer (the last box, else the whole response), memory, strict, lenient, f1 (floats), chunks, tokens (of the document)
-        and error (None, or why there is no answer).
+        The new rows, ordered by length and index. A row has the keys task, length, index, id, question,
+        answers, response, answer (the last box, else the whole response), memory, strict, lenient, f1
+        (floats), chunks, tokens (of the document) and error (None, or why there is no answer).
     """
     rank, world = shard
-    keys = [(task.name, length, index) for length in lengths for index in range(task.count(length, num_samples))]
-    mine = [key for key in keys[rank::world] if key not in done]
+    mine = [key for key in sample_keys(task, lengths, num_samples)[rank::world] if key not in done]
 
     async def run(key: Key) -> Row:
-        row = await _row(llm, task, key, agent, seed, on_chunk)
+        row = await _run_one(llm, task, key, agent, seed, on_chunk)
         if on_result is not None:
             on_result(row)
         return row
@@ -69,27 +69,48 @@ def evaluate(
     return llm.run(stream(), concurrency=llm.sampler.max_rows)[::-1]
 
 
+def sample_keys(task: Task, lengths: Sequence[Length], num_samples: int | None) -> list[Key]:
+    """All that `evaluate` runs, ordered by length and index."""
+    return [
+        (task.name, length, index) for length in lengths for index in range(task.count(length, num_samples))
+    ]
+
+
 def row_key(row: Row) -> Key:
     return row["task"], row["length"], row["index"]
 
 
-async def _row(
+async def _run_one(
     llm: LocalLLM, task: Task, key: Key, agent: AgentConfig, seed: int, on_chunk: Callable[[], None] | None
 ) -> Row:
     name, length, index = key
     sample = task.sample(length, index, seed)
-    seen = 0
+    reported = 0
 
     def on_progress(reading: Reading) -> None:
-        nonlocal seen
-        if on_chunk is not None and reading.chunks_read > seen:
-            seen = reading.chunks_read
+        nonlocal reported
+        if on_chunk is not None and reading.chunks_read > reported:
+            reported = reading.chunks_read
             on_chunk()
-        if reading.steps:
-            del reading.steps[:-1]  # ... 
 
-    reading = await read_document(llm, sample, agent, (seed, stable_id(*key)), on_progress)
-    row = {"task": name, "length": length, "index": index, "id": sample.id, "question": sample.question}
-    row |= {"answers": list(sample.answers), "response": reading.response, "answer": reading.answer}
-    row["memory"] = reading.memory
-    return row
+    reading = await read_document(llm, sample, agent, (seed, stable_id(*key)), on_progress, keep_steps=False)
+    failed = reading.error is not None
+    scores = {"strict": strict_match, "lenient": lenient_match, "f1": token_f1}
+    return {
+        "task": name,
+        "length": length,
+        "index": index,
+        "id": sample.id,
+        "question": sample.question,
+        "answers": list(sample.answers),
+        "response": reading.response,
+        "answer": reading.answer,
+        "memory": reading.memory,
+        **{
+            score: 0.0 if failed else score_of(reading.response, sample.answers)
+            for score, score_of in scores.items()
+        },
+        "chunks": reading.chunks_read,
+        "tokens": reading.document_tokens,
+        "error": reading.error,
+    }

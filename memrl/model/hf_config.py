@@ -109,7 +109,12 @@ def _parse_rope(raw: dict, max_positions: int) -> RopeConfig:
     # Qwen advises to add rope_scaling by hand for long texts, so it may stand beside transformers 5's key.
     settings: dict = {}
     for key in ("rope_parameters", "rope_scaling"):
-        found = {name: value for name, value in (raw.get(key) or {}).items() if value is not None}
+        given = raw.get(key) or {}
+        if not isinstance(given, dict):
+            raise ValueError(
+                f"{key} must be an object such as {{'rope_type': 'yarn', 'factor': 4.0}}, found {given!r}"
+            )
+        found = {name: value for name, value in given.items() if value is not None}
         if "type" in found:
             found.setdefault("rope_type", found.pop("type"))
         settings |= found
@@ -128,7 +133,7 @@ def _parse_rope(raw: dict, max_positions: int) -> RopeConfig:
     factor = _number(settings, "factor", rope.factor)
     if kind == "linear":
         return RopeConfig(theta=theta, kind=kind, factor=factor)
-    original = raw.get("original_max_position_embeddings") or max_positions
+    original = _number(raw, "original_max_position_embeddings", max_positions)
     return RopeConfig(
         theta=theta,
         kind=kind,
@@ -143,17 +148,17 @@ def _parse_rope(raw: dict, max_positions: int) -> RopeConfig:
 
 def _refuse_sliding_window(raw: dict, num_layers: int, longest: float) -> None:
     """ValueError where some layer's window is shorter than the longest text, `longest` tokens."""
-    window = raw.get("sliding_window")
+    window = _number(raw, "sliding_window", None)
     if not raw.get("use_sliding_window") or window is None or window >= longest:
         return
     layer_types = raw.get("layer_types")
     if layer_types is not None:
         slides = "sliding_attention" in layer_types
     else:
-        slides = raw.get("max_window_layers", 28) < num_layers
+        slides = _number(raw, "max_window_layers", 28) < num_layers
     if slides:
         raise ValueError(
-            f"sliding-window attention (window {window}) is not supported; "
+            f"sliding-window attention (window {window:.0f}) is not supported; "
             "set use_sliding_window to false to attend to everything"
         )
 

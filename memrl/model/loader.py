@@ -89,15 +89,14 @@ def logits_of(model: Qwen2, ids: list[int]) -> Tensor:
 
 
 def save_model(model: Qwen2, path: str | Path, tokenizer=None, max_shard_bytes: int = SHARD_BYTES) -> None:
-    """Write a folder that `load_model`, transformers and vLLM load as it is, in the model's own dtype.
+    """Write a folder that `load_model` and transformers load as it is, in the model's own dtype.
 
     Args:
         tokenizer: a Hugging Face tokenizer or memrl's, saved along with its stop ids; None to leave it out.
 
     Arguments, guarantees and errors otherwise as for `save_state`.
     """
-    dtype = str(model.dtype).removeprefix("torch.")
-    save_state(model.state_dict(), model.config, dtype, path, tokenizer, max_shard_bytes)
+    save_state(model.state_dict(), model.config, str(model.dtype), path, tokenizer, max_shard_bytes)
 
 
 def save_state(
@@ -130,8 +129,9 @@ def save_state(
     fresh.mkdir(parents=True)
     try:
         pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
-        _write_weights(pairs, config, _dtype_named(dtype, {}), fresh, max_shard_bytes)
-        raw = config_to_json(config, dtype)
+        stored = _dtype_named(dtype, {})
+        _write_weights(pairs, config, stored, fresh, max_shard_bytes)
+        raw = config_to_json(config, str(stored).removeprefix("torch."))
         if tokenizer is not None:
             raw |= _write_tokenizer(tokenizer, fresh)
         _write_json(fresh / "config.json", raw)

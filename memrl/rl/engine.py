@@ -108,6 +108,7 @@ def _deepspeed_config(dtype: torch.dtype, optim: OptimOptions, options: EngineOp
     zero: dict = {
         "stage": options.zero_stage,
         "contiguous_gradients": True,
+        "stage3_param_persistence_threshold": options.persistence_threshold,
         "overlap_comm": distributed.device().type == "cuda",
     }
     if options.offload_optimizer:

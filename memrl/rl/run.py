@@ -66,7 +66,7 @@ def _run(config: TrainConfig) -> None:
 
         evaluate_policy(trainer, "after")
         if distributed.rank() == 0:
-            write_report(folder.path)
+            write_report(folder.path, config.data.max_chunks)
     trainer.engine.close()
 
 

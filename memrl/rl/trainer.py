@@ -4,7 +4,7 @@ Every rank holds a plain replica of the policy to sample with, and a part of the
 
     groups     = the agent reads each of the step's samples group_size times            rl/rollout.py
     advantages = R - mean of the group, the same on all turns of a trajectory           rl/advantage.py
-    updates_per_step times: gradient of the clipped loss over some whole groups         rl/update.py, rl/loss.py
+    epochs * updates_per_step times: gradient of the clipped loss over some groups      rl/update.py, rl/loss.py
     replica    = the new weights
 """
 
@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
 from memrl.agents import AgentConfig
+from memrl.agents.settings import save_agent
 from memrl.config import TrainConfig
 from memrl.data.source import FileSource, NeedleSource, Source
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import load_model, save_model
+from memrl.prompts import load_prompts
 from memrl.rl import distributed
 from memrl.rl.checkpoint import RunFolder
 from memrl.rl.engine import Engine
@@ -48,7 +48,7 @@ class Trainer:
         self.replica = copy.deepcopy(policy).eval().requires_grad_(False)
         self.reference = copy.deepcopy(self.replica) if config.rl.kl_coef > 0 else None
         policy.checkpoint_layers = config.model.checkpoint_layers
-        total_updates = config.rl.steps * config.rl.updates_per_step
+        total_updates = config.rl.steps * config.rl.updates_per_step * config.rl.epochs
         self.engine = Engine(policy, config.optim, config.engine, total_updates)
         rollout = config.rollout
         sampler = Sampler(
@@ -103,7 +103,7 @@ class Trainer:
         """The batch's optimizer steps; each takes a run of neighbouring group ids, the same on any number of ranks."""
         rl = self.config.rl
         updates = []
-        for index in range(rl.updates_per_step):
+        for index in [*range(rl.updates_per_step)] * rl.epochs:
             first = index * rl.prompts_per_step // rl.updates_per_step
             last = (index + 1) * rl.prompts_per_step // rl.updates_per_step
             chosen = [turn for group_id, group in turns.items() if first <= group_id < last for turn in group]
@@ -129,8 +129,6 @@ class Trainer:
 
     def export(self, folder: Path) -> None:
         """Write the replica, which holds the current weights, as a Hugging Face folder that also carries the agent's settings."""
-        from memrl.agents.settings import save_agent
-
         if distributed.rank() == 0:
             save_model(self.replica, folder, tokenizer=self.tokenizer.hf)
             save_agent(self.agent, folder)
@@ -144,16 +142,5 @@ def make_source(config: TrainConfig) -> Source:
 
 
 def build_agent(config: TrainConfig) -> AgentConfig:
-    from memrl.prompts import load_prompts
-
     options = asdict(config.agent)
     return AgentConfig(load_prompts(options.pop("prompts")), **options)
-
-
-def set_threads(threads: int) -> None:
-    """CPU threads of this rank; 0 shares the machine's cores among its ranks."""
-    import os
-
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(threads or max(1, cores // local_ranks))

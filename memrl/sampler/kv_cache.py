@@ -42,7 +42,11 @@ class KVCache:
         return torch.zeros(places, num_kv_heads, capacity, head_size, dtype=self.dtype, device=self.device)
 
     def reserve(self, places: int, capacity: int) -> None:
-        """Make room for so many rows of so many tokens, keeping the active rows' content."""
+        """Make room for so many rows of so many tokens, keeping the active rows' content.
+
+        Neither number may be below what the active rows fill. A change gives exactly what was asked for: keeping the larger of
+        old and new in both directions would multiply the places of many short rows with the capacity of a long one.
+        """
         old_places, _, old_capacity, _ = self.k[0].shape
         if not self.lengths:  # nothing to keep, so this is also the moment to become smaller again
             if places > old_places or capacity > old_capacity or places * capacity * 4 < old_places * old_capacity:
@@ -53,7 +57,6 @@ class KVCache:
             return
         if places <= old_places and capacity <= old_capacity:
             return
-        places, capacity = max(places, old_places), max(capacity, old_capacity)
         active, filled = len(self.lengths), max(self.lengths)
         for tensors in (self.k, self.v):
             for layer, old in enumerate(tensors):

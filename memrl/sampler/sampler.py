@@ -124,10 +124,14 @@ class Sampler:
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts came with {len(each)} SamplingParams; give one, or one per prompt")
         requests = [Request(list(prompt), p) for prompt, p in zip(prompts, each, strict=True)]
-        for request in requests:
-            self.submit(request)
-        while self.has_work:
-            self.step()
+        try:
+            for request in requests:
+                self.submit(request)
+            while self.has_work:
+                self.step()
+        except BaseException:
+            self.abort()  # what a refused prompt or an interruption left behind must not run in the next call
+            raise
         return [self.completion(request) for request in requests]
 
     def completion(self, request: Request) -> Completion:

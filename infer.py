@@ -1,0 +1,225 @@
+"""Read files of any length and answer questions about them.
+
+python infer.py war_and_peace.txt -q "Who does Natasha marry?" --model DIR
+python infer.py a.txt b.txt -q "..." -q "..." --model DIR --json answers.json --trace trace.html
+"""
+
+import io
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memrl.cli import Parser, user_errors
+from memrl.progress import Progress, format_seconds
+from memrl.reading import Reading, chunk_pace, read_documents, read_text
+from memrl.runtime import ReaderOptions, load_settings, open_llm, peak_memory
+from memrl.types import Sample
+from memrl.verify import last_boxed
+
+if TYPE_CHECKING:
+    from memrl.llm import LocalLLM
+
+UNKNOWN_SHARE = 0.2
+
+
+@dataclass
+class InferOptions:
+    """What is read."""
+
+    model: str
+    """Hugging Face folder of the model."""
+    json: str | None = None
+    """Write the answers to this JSON file too."""
+    trace: str | None = None
+    """Write a web page that shows the memory after each chunk."""
+    show_memory: bool = True
+    """Print the memory below each answer: it is all that the answer was given from."""
+    seed: int = 0
+    """All randomness of sampling; greedy reading has none."""
+
+
+def parse(arguments: list[str] | None) -> tuple[list[str], list[str], InferOptions, ReaderOptions]:
+    parser = Parser(
+        prog="infer.py",
+        usage='infer.py FILE [FILE ...] -q "question" [-q ...] --model DIR [--json OUT] [--trace OUT] [...]',
+        description="Read files of any length chunk by chunk, and answer questions from what was remembered. "
+        "Every question is asked of every file; all are read together.",
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="UTF-8 text")
+    parser.add_argument("-q", "--question", action="append", required=True, help="may be given several times")
+    parser.add_class_arguments(InferOptions)
+    parser.add_class_arguments(ReaderOptions)
+    settings = parser.instantiate(parser.parse_args(arguments)).as_dict()
+    split = [{f.name: settings[f.name] for f in fields(kind)} for kind in (InferOptions, ReaderOptions)]
+    return settings["files"], settings["question"], InferOptions(**split[0]), ReaderOptions(**split[1])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit code: 0, 1 if a document could not be read to its end, 130 after Ctrl-C, 2 for mistakes."""
+    files, questions, options, reader = parse(arguments)
+    readings: list[Reading] = []
+    try:
+        with user_errors():
+            samples = make_samples(files, questions)
+            for path in (options.json, options.trace):
+                check_output(path)
+            agent, tokenizer = load_settings(options.model, reader)
+            check_questions(questions, tokenizer, agent)
+            llm = open_llm(options.model, tokenizer, agent, reader)
+        total = count_chunks(samples, llm, agent.chunk_tokens)
+        began = time.monotonic()
+        with Progress("read", total, "chunks") as progress:
+            read_documents(llm, samples, agent, Watcher(progress, readings, len(samples)), seed=options.seed)
+    except KeyboardInterrupt:
+        done = sum(reading.done for reading in readings)
+        saved = f", saved in {options.json}" if options.json and done else ""
+        print(f"interrupted: {done} of {len(files) * len(questions)} answers{saved}", file=sys.stderr)
+        return 130
+    finally:
+        if readings:
+            write_outputs(readings, samples, options)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a letter is no reason to fail now
+    for reading in in_order(readings, samples):
+        print_answer(reading, options.show_memory, len(files) > 1)
+    print_summary(readings, time.monotonic() - began)
+    return int(any(reading.error is not None for reading in readings))
+
+
+def make_samples(files: list[str], questions: list[str]) -> list[Sample]:
+    """Every question on every file; ValueError for a file or question that cannot be used."""
+    if not all(question.strip() for question in questions):
+        raise ValueError("the question is empty")
+    texts = {file: read_text(file) for file in files}
+    return [
+        Sample(f"{file}: {question}", question.strip(), text, metadata={"file": file})
+        for file, text in texts.items()
+        for question in dict.fromkeys(questions)
+    ]
+
+
+def check_output(path: str | None) -> None:
+    """Now, and not after an hour of reading."""
+    if path is None:
+        return
+    if Path(path).is_dir() or not os.access(Path(path).absolute().parent, os.W_OK):
+        raise ValueError(f"{path} cannot be written; give the name of a file in a folder that exists")
+
+
+def check_questions(questions: list[str], tokenizer, agent) -> None:
+    from memrl.agents.memory import check_question
+
+    for question in questions:
+        check_question(tokenizer.encode(question.strip()), agent)
+
+
+def count_chunks(samples: list[Sample], llm: "LocalLLM", chunk_tokens: int) -> int:
+    """Chunks of all samples together. Warns about documents that a closed vocabulary does not cover."""
+    total, warned = 0, set()
+    unknown = llm.tokenizer.hf.unk_token_id
+    for sample in samples:
+        ids = llm.encode(sample.context)
+        total += -(-len(ids) // chunk_tokens)
+        file = sample.metadata["file"]
+        share = ids.count(unknown) / len(ids) if unknown is not None and ids else 0.0
+        if share > UNKNOWN_SHARE and file not in warned:
+            warned.add(file)
+            print(
+                f"warning: {file}: this model's vocabulary lacks {share:.0%} of the text, so expect no "
+                "sensible answer; use a model with a general tokenizer",
+                file=sys.stderr,
+            )
+    return total
+
+
+class Watcher:
+    """Shows the progress of all readings together, and collects them."""
+
+    def __init__(self, progress: Progress, readings: list[Reading], num_answers: int):
+        self.progress, self.readings, self.num_answers = progress, readings, num_answers
+        self._seen: dict[str, tuple[int, int]] = {}
+        self._tokens = self._done = 0
+
+    def __call__(self, reading: Reading) -> None:
+        chunks, tokens = self._seen.get(reading.sample.id, (0, 0))
+        if reading.sample.id not in self._seen:
+            self.readings.append(reading)
+        self._seen[reading.sample.id] = (reading.chunks_read, reading.tokens_read)
+        self._tokens += reading.tokens_read - tokens
+        self._done += reading.done
+        answers = {"answers": f"{self._done}/{self.num_answers}"} if self.num_answers > 1 else {}
+        fields = {"tokens": f"{self._tokens:,}", "memory": f"{reading.memory_tokens} tokens", **answers}
+        self.progress.advance(reading.chunks_read - chunks, **fields)
+
+
+def in_order(readings: list[Reading], samples: list[Sample]) -> list[Reading]:
+    """The finished readings in the order of the command line."""
+    order = {sample.id: place for place, sample in enumerate(samples)}
+    return sorted((r for r in readings if r.done), key=lambda reading: order[reading.sample.id])
+
+
+def write_outputs(readings: list[Reading], samples: list[Sample], options: InferOptions) -> None:
+    """What is finished, also after Ctrl-C or a crash."""
+    finished = in_order(readings, samples)
+    if options.json is not None:
+        records = [
+            {
+                "question": reading.sample.question,
+                "answer": reading.answer,
+                "response": reading.response,
+                "memory": reading.memory,
+                "chunks": reading.num_chunks,
+                "tokens": reading.document_tokens,
+                "seconds": round(reading.seconds, 3),
+                "file": reading.sample.metadata["file"],
+                **({"error": reading.error} if reading.error is not None else {}),
+            }
+            for reading in finished
+        ]
+        text = json.dumps(records, indent=2, ensure_ascii=False)
+        Path(options.json).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+    if options.trace is not None:
+        from memrl.trace import write_trace
+
+        write_trace(options.trace, finished or readings)
+
+
+def print_answer(reading: Reading, show_memory: bool, show_file: bool) -> None:
+    if show_file:
+        print(f"file: {reading.sample.metadata['file']}")
+    print(f"question: {reading.sample.question}")
+    if reading.error is not None:
+        print(f"failed: {printable(reading.error)}\n")
+        return
+    print(f"answer: {printable(reading.answer) or '(nothing)'}")
+    if last_boxed(reading.response) is None:
+        print("(the model put no answer into \\boxed{}, so this is its whole response)")
+    if show_memory:
+        print(f"memory ({reading.memory_tokens} tokens):")
+        print("\n".join(f"  {line}" for line in printable(reading.memory).strip().splitlines()))
+    print()
+
+
+def printable(text: str) -> str:
+    """Without control characters and half surrogates: a document must not be able to steer the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def print_summary(readings: list[Reading], seconds: float) -> None:
+    chunks = sum(reading.chunks_read for reading in readings)
+    tokens = sum(reading.document_tokens for reading in readings)
+    pace = f"{chunks / max(seconds, 1e-9):.3g} chunks/s"
+    parts = [f"{chunks:,} chunks, {tokens:,} tokens in {format_seconds(seconds)} ({pace})"]
+    if ends := chunk_pace(readings):
+        parts.append(f"seconds per chunk: first tenth {ends[0]:.3g}, last tenth {ends[1]:.3g}")
+    if memory := peak_memory():
+        parts.append(f"peak memory {memory}")
+    print("; ".join(parts), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

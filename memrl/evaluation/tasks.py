@@ -1,0 +1,151 @@
+"""What is evaluated: documents with questions whose answers are known, by length.
+
+A task makes its documents one at a time, so a run over many long ones holds only those that are being read.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from memrl.agents.memory import AgentConfig
+from memrl.reading import stable_id
+from memrl.tokenizer import Tokenizer
+from memrl.types import Sample
+
+Length = int | str
+
+
+class Task(Protocol):
+    """
+    Attributes:
+        name: stands in every row.
+        length_unit: what lengths count ("chunks", "tokens"); "" for a task that has none.
+        default_lengths: what is run when nobody says.
+        version: changes when the same (length, index, seed) means another document.
+    """
+
+    name: str
+    length_unit: str
+    default_lengths: tuple[Length, ...]
+    version: str
+
+    def count(self, length: Length, wanted: int | None) -> int:
+        """How many documents of this length are run when `wanted` are asked for (None: nobody says)."""
+        ...
+
+    def sample(self, length: Length, index: int, seed: int) -> Sample:
+        """The document number `index` of this length, a function of the arguments alone."""
+        ...
+
+    def num_chunks(self, length: Length, count: int) -> int:
+        """About how many chunks `count` documents of this length have together; for the time left."""
+        ...
+
+
+class NeedleTask:
+    """The miniature's documents: facts about many names, one of which is asked for. Lengths are chunks.
+
+    With the miniature's own tokenizer a chunk is one generated chunk. With any other tokenizer or chunk
+    size the document has as many of the same sentences as fill `length * chunk_tokens` tokens.
+    """
+
+    name = "needle"
+    length_unit = "chunks"
+    default_lengths: tuple[Length, ...] = (1, 4, 16)
+    version = "1"
+
+    def __init__(self, tokenizer: Tokenizer, agent: AgentConfig):
+        self.segments_per_chunk = _segments_per_chunk(tokenizer, agent.chunk_tokens)
+
+    def count(self, length: Length, wanted: int | None) -> int:
+        return 128 if wanted is None else wanted
+
+    def sample(self, length: Length, index: int, seed: int) -> Sample:
+        from memrl.data.needle import make_sample
+
+        return make_sample(
+            length, stable_id(seed, self.name, length, index), segments_per_chunk=self.segments_per_chunk
+        )
+
+    def num_chunks(self, length: Length, count: int) -> int:
+        return int(length) * count
+
+
+class FileTask:
+    """A JSON lines file of one's own: every document as it is. It has one "length", `file`."""
+
+    length_unit = ""
+    default_lengths: tuple[Length, ...] = ("file",)
+
+    def __init__(self, path: str | Path, tokenizer: Tokenizer, agent: AgentConfig):
+        from memrl.data.custom import load_jsonl
+
+        self.name = Path(path).stem
+        self.samples: Sequence[Sample] = load_jsonl(path)
+        self.version = _hash(path)
+        start = self.samples[0].context[:20_000]
+        self._chunks_per_character = len(tokenizer.encode(start)) / max(1, len(start)) / agent.chunk_tokens
+
+    def count(self, length: Length, wanted: int | None) -> int:
+        return len(self.samples) if wanted is None else min(wanted, len(self.samples))
+
+    def sample(self, length: Length, index: int, seed: int) -> Sample:
+        return self.samples[index]
+
+    def num_chunks(self, length: Length, count: int) -> int:
+        some = range(0, count, -(-count // 32))  # all of a large file would have to be read for this
+        characters = sum(len(self.samples[index].context) for index in some) * count / len(some)
+        return round(characters * self._chunks_per_character + count / 2)
+
+
+def _hash(path: str | Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()[:16]
+
+
+def _segments_per_chunk(tokenizer: Tokenizer, chunk_tokens: int) -> int:
+    from memrl.data.needle import make_sample
+
+    # Sentences differ by a token or so; over this many the mean is good to a part in a thousand.
+    count = 4000
+    text = make_sample(1, 0, segments_per_chunk=count).context
+    return max(1, round(chunk_tokens * count / len(tokenizer.encode(text))))
+
+
+def make_task(name: str, tokenizer: Tokenizer, agent: AgentConfig) -> Task:
+    """A task by name, or from the path of a `.jsonl` file.
+
+    Raises:
+        ValueError: no such task, or a file that does not hold samples.
+    """
+    if name == NeedleTask.name:
+        return NeedleTask(tokenizer, agent)
+    if name.endswith(".jsonl"):
+        if not Path(name).is_file():
+            raise ValueError(f"task {name}: there is no such file")
+        return FileTask(name, tokenizer, agent)
+    raise ValueError(f"there is no task {name!r}; give needle, or the path of a .jsonl file")
+
+
+def parse_lengths(text: str) -> list[int]:
+    """`1,4,16` or `8k,1m` (k is 1024, m is 1024 * 1024), in rising order.
+
+    Raises:
+        ValueError: nothing given, something that is no positive whole number, or a length given twice.
+    """
+    lengths = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,15})\s*([kKmM]?)\s*", part, re.ASCII)
+        length = int(match[1]) * {"": 1, "k": 1024, "m": 1024**2}[match[2].lower()] if match else 0
+        if length < 1:
+            shown = part.strip() or "nothing"
+            raise ValueError(f"lengths holds {shown!r}; give positive whole numbers like 1,4,16 or 8k,1m")
+        if length in lengths:
+            raise ValueError(f"lengths holds {part.strip()!r} twice; give each length once")
+        lengths.append(length)
+    return sorted(lengths)

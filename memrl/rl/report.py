@@ -1,0 +1,80 @@
+"""The table at the end of a miniature run: greedy accuracy by document length, before and after reinforcement learning."""
+
+import json
+import os
+from pathlib import Path
+
+from memrl.evaluation.plot import plot_accuracy
+from memrl.evaluation.runner import evaluate
+from memrl.evaluation.summary import summarize, write_summary
+from memrl.evaluation.tasks import NeedleTask
+from memrl.llm import Decoding, LocalLLM
+from memrl.progress import Progress
+from memrl.rl import distributed
+from memrl.rl.trainer import Trainer
+from memrl.sampler import Sampler
+
+LONG = 64  # chunks; longer documents come in smaller numbers (report.samples_long)
+EVALUATION_SEED = 1_000_003  # documents of training and of the table never come from the same draw
+
+
+def evaluate_policy(trainer: Trainer, name: str) -> None:
+    """Let the trainer's replica read the report's documents and write `report_NAME.json`; done once per run folder.
+
+    The documents are the same for every name, so "before" and "after" are compared on equal terms. Collective over ranks.
+    """
+    path = trainer.run.path / f"report_{name}.json"
+    distributed.barrier()
+    if path.exists():
+        return
+    options, agent = trainer.config.report, trainer.agent
+    sampler = Sampler(trainer.replica, trainer.tokenizer, max_rows=options.max_rows)
+    llm = LocalLLM(sampler, trainer.tokenizer, Decoding(temperature=0.0), agent.prompts.system)
+    task = NeedleTask(trainer.tokenizer, agent)
+    rank, world = distributed.rank(), distributed.world_size()
+    parts = [
+        ([length for length in options.lengths if length > LONG], options.samples_long),
+        ([length for length in options.lengths if length <= LONG], options.samples),
+    ]
+    total = sum(task.num_chunks(length, count) for lengths, count in parts for length in lengths) // world
+    rows = []
+    with (
+        open(os.devnull, "w") as nowhere,
+        Progress(f"accuracy {name} RL", total, "chunks", stream=None if rank == 0 else nowhere) as progress,
+    ):
+        for lengths, count in parts:
+            seed = EVALUATION_SEED + trainer.config.seed
+            rows += evaluate(
+                llm, task, lengths, count, agent, seed, shard=(rank, world), on_chunk=lambda: progress.advance()
+            )
+    rows = distributed.gather_lists(rows)
+    if rank == 0:
+        write_summary(summarize(rows), path)
+    distributed.barrier()
+
+
+def write_report(folder: Path, trained_to: int) -> None:
+    """Print the table and write `report.json` and `report.png` from the two evaluations."""
+    before = json.loads((folder / "report_before.json").read_text())
+    after = json.loads((folder / "report_after.json").read_text())
+    (folder / "report.json").write_text(json.dumps({"before": before, "after": after}, indent=2) + "\n")
+    plot_accuracy(
+        folder / "report.png",
+        {"after RL": after, "before RL": before},
+        title="A memory agent before and after reinforcement learning",
+        trained_to=trained_to,
+    )
+    print(format_table(before, after))
+    print(f"picture: {folder / 'report.png'}")
+
+
+def format_table(before: list[dict], after: list[dict]) -> str:
+    """The strict accuracies as a Markdown table, one column per length, with 95% intervals in percent."""
+    header = ["chunks", *(str(entry["length"]) for entry in after)]
+    lines = [header, ["---"] * len(header)]
+    for name, entries in (("before RL", before), ("after RL", after)):
+        cells = [f"{entry['strict']:.3f}" for entry in entries]
+        spans = ["{:.0f}-{:.0f}%".format(*(100 * bound for bound in entry["strict_interval"])) for entry in entries]
+        lines += [[name, *cells], ["95% interval", *spans]]
+    lines.append(["documents", *(str(entry["n"]) for entry in after)])
+    return "\n".join("| " + " | ".join(f"{cell:>7}" for cell in line) + " |" for line in lines)

@@ -1,0 +1,174 @@
+"""The custom data format: what it reads, what it refuses and in which words."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memrl.data.custom import load_jsonl
+
+ROOT = Path(__file__).resolve().parents[1]
+GOOD = {"question": "Who?", "context": "Ed did.", "answers": ["Ed"]}
+
+
+@pytest.fixture
+def write(tmp_path):
+    """write(line, ..., name=...): a file of these lines, objects as JSON, bytes as they are."""
+
+    def write(*lines, name="data.jsonl") -> Path:
+        path = tmp_path / name
+        encoded = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
+        path.write_bytes(b"".join(line + b"\n" for line in encoded))
+        return path
+
+    return write
+
+
+def test_load_jsonl_reads_every_field(write):
+    row = {**GOOD, "id": "q1", "answers": ["Ed", "Edward"], "source": "notes", "evidence": [{"begin": 0}]}
+    (sample,) = load_jsonl(write(row))
+    assert (sample.id, sample.question, sample.context) == ("q1", "Who?", "Ed did.")
+    assert sample.answers == ("Ed", "Edward")
+    assert sample.metadata == {"source": "notes", "evidence": [{"begin": 0}]}
+
+
+def test_load_jsonl_one_answer_as_text_is_one_answer(write):
+    assert load_jsonl(write({**GOOD, "answers": "Ed"}))[0].answers == ("Ed",)
+
+
+def test_load_jsonl_ids_default_to_the_line_and_numbers_become_text(write):
+    samples = load_jsonl(write(GOOD, {**GOOD, "id": 7}, {**GOOD, "id": "x"}))
+    assert [sample.id for sample in samples] == ["data.jsonl:1", "7", "x"]
+
+
+def test_load_jsonl_random_access_finds_the_right_line(write):
+    # Characters of one to four bytes, blank lines, both line ends, and a last line without an end.
+    texts = ["a", "\u00e9" * 5, "\u5317\u4eac", "\U0001f600" * 3, "z"]
+    lines = [json.dumps({**GOOD, "context": text}, ensure_ascii=False).encode() for text in texts]
+    path = write(lines[0], b"", lines[1] + b"\r", b"  \t", lines[2], lines[3], name="mixed.jsonl")
+    path.write_bytes(path.read_bytes() + lines[4])
+    samples = load_jsonl(path)
+    assert len(samples) == 5
+    for i in (3, 0, 4, 1, 2, -1, -5):
+        assert samples[i].context == texts[i]
+    assert [sample.context for sample in samples[1:4]] == texts[1:4]
+    assert [sample.id for sample in samples] == [f"mixed.jsonl:{line}" for line in (1, 3, 5, 6, 7)]
+    for index in (5, -6):
+        with pytest.raises(IndexError):
+            samples[index]
+
+
+def test_load_jsonl_byte_order_mark_is_skipped(write):
+    path = write(b"\xef\xbb\xbf" + json.dumps(GOOD).encode(), {**GOOD, "question": "When?"})
+    assert [sample.question for sample in load_jsonl(path)] == ["Who?", "When?"]
+
+
+def test_load_jsonl_context_may_be_empty(write):
+    assert load_jsonl(write({**GOOD, "context": ""}))[0].context == ""
+
+
+def test_load_jsonl_file_is_relative_to_the_jsonl_file(write, tmp_path, monkeypatch):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo \xc3\xa9")
+    monkeypatch.chdir(tmp_path / "texts")
+    row = {"question": "Who?", "file": "texts/a.txt", "answers": "Ed"}
+    sample = load_jsonl(write(row))[0]
+    assert sample.context == "one\ntwo \u00e9"
+    assert sample.metadata == {}
+
+
+def test_load_jsonl_can_be_pickled_for_workers(write):
+    samples = pickle.loads(pickle.dumps(load_jsonl(write(GOOD, {**GOOD, "question": "When?"}))))
+    assert samples[1].question == "When?"
+
+
+def test_load_jsonl_keeps_no_documents_in_memory(write):
+    samples = load_jsonl(write(*[{**GOOD, "context": "x" * 100_000}] * 20))
+    assert len(pickle.dumps(samples)) < 10_000
+
+
+def test_load_jsonl_file_that_changes_is_noticed(write):
+    path = write(GOOD)
+    samples = load_jsonl(path)
+    write({**GOOD, "question": "Something else altogether?"})
+    with pytest.raises(ValueError, match="changed since"):
+        samples[0]
+
+
+def without(key):
+    return {name: value for name, value in GOOD.items() if name != key}
+
+
+BAD_LINES = {
+    # name: (a bad line, what the message must name besides the file and the line)
+    "not json": (b"{question: 1}", ["JSON"]),
+    "an array": ([GOOD], ["object", "a list"]),
+    "a string": ("text", ["object", "text"]),
+    "cut off": (b'{"question": "Who?"', ["JSON"]),
+    "too deep": (b"[" * 100_000, ["JSON"]),
+    "not utf-8": (json.dumps(GOOD).encode().replace(b"Ed", b"\xe9d"), ["0xe9", "UTF-8"]),
+    "a key twice": (b'{"question": "a", "question": "b"}', ["'question'", "twice"]),
+    "no question": (without("question"), ["question", "missing"]),
+    "question not text": ({**GOOD, "question": 3}, ["question", "the number 3", "text"]),
+    "question blank": ({**GOOD, "question": " \n"}, ["question", "blank"]),
+    "question null": ({**GOOD, "question": None}, ["question", "null"]),
+    "no answers": (without("answers"), ["answers", "missing"]),
+    "answers empty": ({**GOOD, "answers": []}, ["answers", "at least one"]),
+    "answers a number": ({**GOOD, "answers": 1889}, ["answers", "1889", "list of texts"]),
+    "answers of numbers": ({**GOOD, "answers": ["Ed", 1889]}, ["answers", "1889"]),
+    "answers blank": ({**GOOD, "answers": ["Ed", ""]}, ["answers", "blank"]),
+    "no context": (without("context"), ["context", "file", "missing"]),
+    "context and file": ({**GOOD, "file": "a.txt"}, ["context", "file", "both"]),
+    "context not text": ({**GOOD, "context": ["a", "b"]}, ["context", "a list", "text"]),
+    "file not text": ({**without("context"), "file": 1}, ["file", "path"]),
+    "no such file": ({**without("context"), "file": "none.txt"}, ["file", "none.txt", "No such file"]),
+    "a folder": ({**without("context"), "file": "."}, ["file", "directory"]),
+    "null in file": ({**without("context"), "file": "a\0b"}, ["file"]),
+    "id a list": ({**GOOD, "id": ["a"]}, ["id", "a list"]),
+    "id true": ({**GOOD, "id": True}, ["id", "true"]),
+    "id blank": ({**GOOD, "id": ""}, ["id", "blank"]),
+    "id null": ({**GOOD, "id": None}, ["id", "null"]),
+    "id twice": ({**GOOD, "id": "first"}, ["id", "'first'", "line 1", "unique"]),
+    "half a surrogate pair": ({**GOOD, "context": "ok \ud800"}, ["context", "surrogate"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_load_jsonl_bad_line_is_named(write, name):
+    bad, words = BAD_LINES[name]
+    path = write({**GOOD, "id": "first"}, b"", bad)
+    with pytest.raises(ValueError) as caught:
+        load_jsonl(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: line 3: ")
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+
+
+def test_load_jsonl_document_that_is_not_utf8_is_named(write, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(ValueError, match=r"line 1: file: .*a\.txt is not UTF-8"):
+        load_jsonl(write({**without("context"), "file": "a.txt"}))
+
+
+@pytest.mark.parametrize("content", [b"", b"\n  \n", b"\xef\xbb\xbf"])
+def test_load_jsonl_empty_file_is_refused(tmp_path, content):
+    path = tmp_path / "empty.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="no samples"):
+        load_jsonl(path)
+
+
+def test_load_jsonl_missing_file_or_folder_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="No such file"):
+        load_jsonl(tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match="not a file"):
+        load_jsonl(tmp_path)
+
+
+def test_reading_data_does_not_import_torch():
+    script = "import sys, memrl.data, memrl.data.hotpotqa, memrl.verify; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0

@@ -1,0 +1,249 @@
+"""infer.py as people use it: answers, files, mistakes, and Ctrl-C."""
+
+import importlib
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from memrl.reading import Reading, Step, chunk_pace, read_documents, read_text
+from memrl.runtime import ReaderOptions, load_settings, open_llm
+from memrl.trace import changes, write_trace
+from memrl.types import Sample
+from tests.tiny_folder import WORDS, make_folder
+
+ROOT = Path(__file__).resolve().parent.parent
+Q = "name ?"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("infer") / "model")
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("texts") / "text.txt"
+    path.write_text(" ".join(random.Random(0).choices(WORDS, k=203)))
+    return path
+
+
+@pytest.fixture
+def infer(folder, capsys):
+    """infer(arguments) -> exit code, standard output, lines on standard error; in this process."""
+    module = importlib.import_module("infer")
+
+    def infer(*arguments, model=folder):
+        try:
+            code = module.main([*map(str, arguments), "--model", str(model), "--device", "cpu"])
+        except SystemExit as stop:
+            code = stop.code
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err.splitlines()
+
+    return infer
+
+
+def test_every_question_is_asked_of_every_file(infer, text_file, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_bytes(b"\xef\xbb\xbfred blue\r\ngreen\r\n")
+    out = tmp_path / "answers.json"
+    code, printed, errors = infer(text_file, other, "-q", Q, "-q", "code ?", "--json", out, "--temperature", 1)
+    answers = json.loads(out.read_text())
+    assert code == 0
+    assert [(a["file"], a["question"]) for a in answers] == [(str(f), q) for f in (text_file, other) for q in (Q, "code ?")]
+    assert set(answers[0]) == {"question", "answer", "response", "memory", "chunks", "tokens", "seconds", "file"}
+    assert [(a["chunks"], a["tokens"]) for a in answers] == [(26, 203), (26, 203), (1, 3), (1, 3)]
+    for answer in answers:
+        assert f"question: {answer['question']}\nanswer: {answer['answer'] or '(nothing)'}" in printed
+        assert answer["memory"].strip() in printed
+    assert any("54/54 chunks" in line and "tokens 412" in line and "answers 4/4" in line for line in errors)
+    assert re.search(r"54 chunks, 412 tokens in .*first tenth .*, last tenth .*peak memory", errors[-1])
+
+
+def test_an_answer_does_not_depend_on_what_else_is_read(infer, text_file, tmp_path):
+    out = tmp_path / "answers.json"
+
+    def memories(*arguments):
+        assert infer(*arguments, "--json", out, "--temperature", 1)[0] == 0
+        return {a["question"]: (a["memory"], a["response"]) for a in json.loads(out.read_text())}
+
+    together = memories(text_file, "-q", Q, "-q", "code ?", "-q", "who ?")
+    assert len(set(together.values())) == 3
+    assert memories(text_file, "-q", "code ?", "--max_rows", "1") == {"code ?": together["code ?"]}
+
+
+def test_memory_can_be_left_out(infer, text_file):
+    code, printed, _ = infer(text_file, "-q", Q, "--show_memory", "false")
+    assert code == 0 and "memory" not in printed
+
+
+def test_words_that_the_model_does_not_know_are_warned_about_once(infer, tmp_path):
+    path = tmp_path / "prose.txt"
+    path.write_text("It was a bright cold day in April , red and blue .")
+    code, _, errors = infer(path, "-q", Q, "-q", "code ?")
+    warnings = [line for line in errors if line.startswith("warning")]
+    assert code == 0 and len(warnings) == 1 and "prose.txt" in warnings[0]
+
+
+def write_bad_files(folder: Path) -> dict[str, tuple[Path, str]]:
+    contents = {
+        "empty": (b"", "is empty"),
+        "blank": (b" \n\t\r\n", "is empty"),
+        "zero": (b"text\0text", "zero byte at offset 4"),
+        "latin": ("Stra\u00dfe".encode("latin-1"), "WINDOWS-1252"),
+        "utf16": ("text".encode("utf-16"), "UTF-16"),
+        "pdf": (b"%PDF-1.7\n\xff", "PDF"),
+        "cut": ("caf\u00e9".encode()[:-1], "byte 0xc3 at offset 3"),
+    }
+    files = {}
+    for name, (content, message) in contents.items():
+        files[name] = (folder / f"{name}.txt", message)
+        files[name][0].write_bytes(content)
+    return files | {"missing": (folder / "missing.txt", "no such file"), "folder": (folder, "is a folder")}
+
+
+def test_mistakes_are_one_line_and_exit_code_2(infer, text_file, tmp_path):
+    cases = [((path, "-q", Q), message) for path, message in write_bad_files(tmp_path).values()]
+    cases += [
+        ((text_file, tmp_path / "missing.txt", "-q", Q), "missing.txt"),
+        ((text_file, "-q", "red " * 7), "7 tokens, and the cap is 6"),
+        ((text_file, "-q", "  "), "question is empty"),
+        ((text_file,), "question"),
+        (("-q", Q), "FILE"),
+        ((text_file, "-q", Q, "--json", tmp_path), "cannot be written"),
+        ((text_file, "-q", Q, "--trace", tmp_path / "none" / "x.html"), "cannot be written"),
+        ((text_file, "-q", Q, "--jsn", "x"), "jsn"),
+        ((text_file, "-q", Q, "--temperature", "-1"), "temperature"),
+        ((text_file, "-q", Q, "--device", "cuda:77"), "cuda:77"),
+        ((text_file, "-q", Q, "--agent.chunk_tokens", "0"), "chunk_tokens"),
+    ]
+    for arguments, message in cases:
+        code, printed, errors = infer(*arguments)
+        assert (code, printed, len(errors)) == (2, "", 1), (arguments, errors)
+        assert message in errors[0], (message, errors)
+
+
+def test_bad_files_are_found_before_a_bad_model(infer, tmp_path):
+    assert "no such file" in infer(tmp_path / "missing.txt", "-q", Q, model=tmp_path / "nowhere")[2][0]
+    good = tmp_path / "good.txt"
+    good.write_text("red")
+    for model, message in ((tmp_path / "nowhere", "no model folder"), (tmp_path, "tokenizer")):
+        code, _, errors = infer(good, "-q", Q, model=model)
+        assert (code, len(errors)) == (2, 1) and message in errors[0]
+
+
+def test_document_that_does_not_fit_fails_alone(infer, text_file, tmp_path):
+    out = tmp_path / "answers.json"
+    code, printed, _ = infer(text_file, "-q", Q, "--cache_gib", "0.00001", "--json", out)
+    assert code == 1 and "failed: ValueError" in printed and "cache_gib" in printed
+    assert "cache_gib" in json.loads(out.read_text())[0]["error"]
+
+
+def test_ctrl_c_writes_what_is_finished(folder, tmp_path):
+    (tmp_path / "short.txt").write_text("red blue")
+    (tmp_path / "long.txt").write_text("red blue green grey " * 40_000)
+    out, page = tmp_path / "answers.json", tmp_path / "trace.html"
+    command = [sys.executable, ROOT / "infer.py", tmp_path / "long.txt", tmp_path / "short.txt", "-q", Q, "--model", folder]
+    command += ["--json", out, "--trace", page, "--device", "cpu", "--threads", 1]
+    process = subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    deadline, lines = time.monotonic() + 60, []
+    while time.monotonic() < deadline and not any("answers 1/2" in line for line in lines):
+        lines.append(process.stderr.readline())
+    process.send_signal(signal.SIGINT)
+    printed, rest = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert printed == "" and "Traceback" not in rest
+    assert rest.splitlines()[-1] == f"interrupted: 1 of 2 answers, saved in {out}"
+    assert [answer["file"] for answer in json.loads(out.read_text())] == [str(tmp_path / "short.txt")]
+    assert page.exists()
+
+
+# --- the library below -----------------------------------------------------------------------------------------------------
+
+
+def test_read_documents_keeps_order_and_reports_every_chunk(folder):
+    reader = ReaderOptions(device="cpu", max_rows=2)
+    agent, tokenizer = load_settings(folder, reader)
+    llm = open_llm(folder, tokenizer, agent, reader)
+    samples = [Sample(f"s{n}", Q, " ".join(WORDS[:n])) for n in (20, 0, 9)]
+    seen = []
+    readings = read_documents(llm, iter(samples), agent, lambda r: seen.append((r.sample.id, r.chunks_read, r.done)))
+    assert [(r.sample.id, r.num_chunks, r.document_tokens) for r in readings] == [("s20", 3, 20), ("s0", 0, 0), ("s9", 2, 9)]
+    assert [s for s in seen if s[0] == "s9"] == [
+        ("s9", 0, False),
+        ("s9", 1, False),
+        ("s9", 2, False),
+        ("s9", 2, False),
+        ("s9", 2, True),
+    ]
+    for reading in readings:
+        assert [step.kind for step in reading.steps] == ["memory"] * reading.num_chunks + ["answer"]
+        assert reading.error is None and reading.response == reading.steps[-1].text
+    assert readings[0].memory == readings[0].steps[-2].text and readings[1].memory == "none"
+
+
+def test_line_ends_and_byte_order_mark_do_not_reach_the_model(tmp_path):
+    path = tmp_path / "dos.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\n")
+    assert read_text(path) == "one\ntwo\nthree\n"
+
+
+def test_pace_compares_first_and_last_tenth():
+    steps = [Step("memory", "", 1, "stop", float(n)) for n in range(1, 41)] + [Step("answer", "", 1, "stop", 99.0)]
+    assert chunk_pace([Reading(Sample("a", Q, ""), 8, steps=steps)]) == (2.5, 38.5)
+    assert chunk_pace([Reading(Sample("a", Q, ""), 8, steps=steps[:19])]) is None
+
+
+def test_changes_show_the_words_that_came_and_went():
+    runs = changes("the red fox\nsleeps", "the old red fox\nsleeps well")
+    assert [(kind, text.strip()) for kind, text in runs] == [
+        ("keep", "the"),
+        ("add", "old"),
+        ("keep", "red fox\nsleeps"),
+        ("add", "well"),
+    ]
+    assert changes("", "") == [] and changes("a b", "") == [("drop", "a b")]
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.text, self.open = set(), "", []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_trace_is_escaped_and_needs_nothing_from_outside(tmp_path):
+    attack = "</div><script>alert(1)</script><img src=http://x/y onerror=z> \ud800 &amp;"
+    steps = [
+        Step("memory", f"first {attack}", 9, "length", 0.1),
+        Step("memory", f"first {attack}", 9, "stop", 0.1),
+        Step("answer", rf"\boxed{{{attack}}}", 5, "stop", 0.1),
+    ]
+    sample = Sample("id", attack, "", metadata={"file": attack})
+    done = Reading(sample, 8, 12, 2, 2, steps, steps[-1].text, steps[1].text, 9, done=True)
+    failed = Reading(sample, 8, error=attack, done=True)
+    write_trace(tmp_path / "trace.html", [done, failed])
+    page = (tmp_path / "trace.html").read_text(encoding="utf-8")
+    parser = Tags()
+    parser.feed(page)
+    assert parser.open == []
+    assert not parser.tags & {"script", "img", "link", "iframe"}
+    assert parser.text.count("alert(1)") >= 8 and "cut off by the token cap" in page and "memory unchanged" in page

@@ -1,0 +1,299 @@
+"""Every operation against a formula written out naively in fp64: values, gradients, bf16, awkward shapes."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+import kernels.logprob
+from kernels import apply_rope, decode_attention, packed_attention, rms_norm, swiglu, token_logprobs
+
+BF16 = {"rtol": 2e-2, "atol": 2e-2}
+FP32 = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def slopes(function, inputs: list[Tensor], weights: Tensor, eps: float = 1e-6) -> list[Tensor]:
+    """Central differences of sum(weights * function(*inputs)) by every input element, in fp64."""
+    inputs, result = [x.clone() for x in inputs], []
+    for x in inputs:
+        slope = torch.empty_like(x)
+        for i in range(x.numel()):
+            kept = x.view(-1)[i].item()
+            ends = []
+            for value in (kept + eps, kept - eps):
+                x.view(-1)[i] = value
+                ends.append((weights * function(*inputs)).sum())
+            x.view(-1)[i] = kept
+            slope.view(-1)[i] = (ends[0] - ends[1]) / (2 * eps)
+        result.append(slope)
+    return result
+
+
+def check_against(naive, fast, inputs: list[Tensor]) -> None:
+    """`fast` on fp32 copies of the fp64 inputs has `naive`'s values and, by differences, its slopes."""
+    expected = naive(*inputs)
+    leaves = [x.float().requires_grad_() for x in inputs]
+    out = fast(*leaves)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.double(), expected, **FP32)
+    weights = normal(*expected.shape, seed=99)
+    (out * weights.float()).sum().backward()
+    for leaf, slope in zip(leaves, slopes(naive, inputs, weights), strict=True):
+        torch.testing.assert_close(leaf.grad.double(), slope, rtol=1e-3, atol=1e-4)
+
+
+# ---- rms_norm, swiglu, apply_rope
+
+
+def naive_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    sizes = [math.sqrt(math.fsum(v * v for v in row) / len(row) + eps) for row in rows.tolist()]
+    return torch.stack([row * weight / size for row, size in zip(rows, sizes, strict=True)]).view_as(x)
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+@pytest.mark.parametrize("shape", [(3, 5), (1, 7), (2, 2, 4)])
+def test_rms_norm_is_the_formula(shape, eps):
+    x, weight = normal(*shape), 1 + normal(shape[-1], seed=1)
+    check_against(lambda x, w: naive_rms_norm(x, w, eps), lambda x, w: rms_norm(x, w, eps), [x, weight])
+
+
+def test_rms_norm_in_bf16_takes_its_statistics_in_fp32():
+    x, weight = 300 * normal(4, 1024, dtype=torch.bfloat16), 1 + normal(1024, seed=1, dtype=torch.bfloat16)
+    out = rms_norm(x, weight, 1e-6)
+    assert out.dtype == torch.bfloat16
+    normed = naive_rms_norm(x.double(), torch.ones(1024, dtype=torch.float64), 1e-6).bfloat16()
+    # Equal to the last bit but for the odd tie: nothing is rounded before the division.
+    assert (out == weight * normed).double().mean() > 0.999
+
+
+def test_swiglu_is_the_formula_and_its_gradient_exact():
+    gate, up = 3 * normal(4, 5), normal(4, 5, seed=1)
+    torch.testing.assert_close(swiglu(gate, up), gate / (1 + (-gate).exp()) * up, rtol=1e-12, atol=1e-12)
+    assert gradcheck(swiglu, (gate.requires_grad_(), up.requires_grad_()))
+
+
+def test_swiglu_in_bf16_is_close():
+    gate, up = 3 * normal(4, 50, dtype=torch.bfloat16), normal(4, 50, seed=1, dtype=torch.bfloat16)
+    out = swiglu(gate, up)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.double(), swiglu(gate.double(), up.double()), **BF16)
+
+
+def rotations(num_tokens: int, head_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Random angles [T, D/2] and their cos and sin, written twice, [T, D]."""
+    angles = 3 * normal(num_tokens, head_size // 2, seed=7)
+    return angles, angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+
+
+@pytest.mark.parametrize(("heads", "head_size"), [(1, 2), (3, 8)])
+def test_apply_rope_turns_pairs_half_a_head_apart(heads, head_size):
+    x = normal(5, heads, head_size)
+    angles, cos, sin = rotations(5, head_size)
+    half = head_size // 2
+    # A pair is a complex number, and turning it is multiplying it by e^(i angle).
+    turned = (
+        torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    )
+    expected = torch.cat((turned.real, turned.imag), dim=-1)
+    torch.testing.assert_close(apply_rope(x, cos, sin), expected, rtol=1e-12, atol=1e-12)
+    assert gradcheck(lambda x: apply_rope(x, cos, sin), (x.requires_grad_(),))
+
+
+def test_apply_rope_makes_scores_depend_on_distance_alone():
+    q, k = normal(1, 1, 8), normal(1, 1, 8, seed=1)
+    frequencies = torch.tensor([1.0, 0.3, 0.1, 0.01], dtype=torch.float64)
+
+    def at(x, position):
+        angles = (position * frequencies).repeat(2)[None]
+        return apply_rope(x, angles.cos(), angles.sin())
+
+    scores = [(at(q, p + 4) * at(k, p)).sum() for p in (0, 3, 1000)]
+    torch.testing.assert_close(scores[1:], [scores[0]] * 2)
+    assert (at(q, 5) * at(k, 0)).sum() != scores[0]
+
+
+# ---- attention
+
+
+def naive_attention(q: Tensor, k: Tensor, v: Tensor, seq_lens: list[int]) -> Tensor:
+    """Token by token, head by head: softmax(q k^T / sqrt(D)) v over the tokens so far of its own sequence."""
+    group = q.shape[1] // k.shape[1]
+    out, start = [], 0
+    for length in seq_lens:
+        for t in range(start, start + length):
+            for h in range(q.shape[1]):
+                scores = k[start : t + 1, h // group] @ q[t, h] / math.sqrt(q.shape[2])
+                p = (scores - scores.max()).exp()
+                out.append((p / p.sum()) @ v[start : t + 1, h // group])
+        start += length
+    return torch.stack(out).view_as(q)
+
+
+def qkv(num_tokens: int, heads: int, kv_heads: int, head_size: int = 4, dtype: torch.dtype = torch.float64):
+    return (
+        2 * normal(num_tokens, heads, head_size, dtype=dtype),
+        2 * normal(num_tokens, kv_heads, head_size, seed=1, dtype=dtype),
+        normal(num_tokens, kv_heads, head_size, seed=2, dtype=dtype),
+    )
+
+
+HEADS = [(2, 2), (4, 2), (6, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("seq_lens", [[1], [6], [1, 1, 1], [3, 1, 5], [4, 4, 2, 2, 1, 4]])
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+def test_packed_attention_is_the_formula(heads, kv_heads, seq_lens):
+    tensors = qkv(sum(seq_lens), heads, kv_heads)
+    torch.testing.assert_close(packed_attention(*tensors, seq_lens), naive_attention(*tensors, seq_lens))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS[:3])
+def test_packed_attention_has_exact_gradients(heads, kv_heads):
+    tensors = [t.requires_grad_() for t in qkv(7, heads, kv_heads, 2)]
+    assert gradcheck(lambda q, k, v: packed_attention(q, k, v, [3, 1, 3]), tensors)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+def test_packed_attention_in_bf16_is_close(heads, kv_heads):
+    tensors, seq_lens = qkv(30, heads, kv_heads, 16, torch.bfloat16), [17, 1, 6, 6]
+    out = packed_attention(*tensors, seq_lens)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(
+        out.double(), naive_attention(*(t.double() for t in tensors), seq_lens), rtol=3e-2, atol=3e-2
+    )
+
+
+def test_packed_attention_of_strided_inputs_is_the_formula():
+    tensors = [t.transpose(0, 1).contiguous().transpose(0, 1) for t in qkv(9, 4, 2)]
+    assert not tensors[0].is_contiguous()
+    torch.testing.assert_close(packed_attention(*tensors, [4, 5]), naive_attention(*tensors, [4, 5]))
+
+
+def test_packed_attention_refuses_lengths_that_do_not_add_up():
+    for seq_lens in ([3], [3, 3]):
+        with pytest.raises((AssertionError, RuntimeError)):
+            packed_attention(*qkv(5, 2, 1), seq_lens)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+def test_decode_attention_is_the_last_row_of_packed_attention(heads, kv_heads, dtype):
+    lens, capacity = [5, 1, 8, 3], 8
+    q, k, v = qkv(sum(lens), heads, kv_heads, 8, dtype)
+    last = torch.tensor(lens).cumsum(0) - 1
+    # What lies behind a row's length is another row's leftovers, so it is large here instead of zero.
+    k_cache, v_cache = (torch.full((4, kv_heads, capacity, 8), 1e3, dtype=dtype) for _ in range(2))
+    mask = torch.arange(capacity) < torch.tensor(lens)[:, None]
+    for row, (keys, values) in enumerate(zip(k.split(lens), v.split(lens), strict=True)):
+        k_cache[row, :, : lens[row]] = keys.transpose(0, 1)
+        v_cache[row, :, : lens[row]] = values.transpose(0, 1)
+    out = decode_attention(q[last], k_cache, v_cache, mask)
+    assert out.dtype == dtype and out.shape == (4, heads, 8)
+    exact = naive_attention(q.double(), k.double(), v.double(), lens)[last]
+    torch.testing.assert_close(
+        out.double(), exact, **({} if dtype == torch.float64 else {"rtol": 3e-2, "atol": 3e-2})
+    )
+    packed = packed_attention(q, k, v, lens)[last]
+    torch.testing.assert_close(
+        out, packed, **({} if dtype == torch.float64 else {"rtol": 3e-2, "atol": 3e-2})
+    )
+
+
+def test_decode_attention_honours_masks_with_holes():
+    q, k_cache, v_cache = normal(2, 4, 6), normal(2, 2, 7, 6, seed=1), normal(2, 2, 7, 6, seed=2)
+    mask = torch.tensor([[1, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0, 1]]).bool()
+    out = decode_attention(q, k_cache, v_cache, mask)
+    for row in range(2):
+        keys, values = (cache[row][:, mask[row]].transpose(0, 1) for cache in (k_cache, v_cache))
+        queries = q[row].expand(len(keys), -1, -1)
+        expected = naive_attention(queries, keys, values, [len(keys)])[-1]
+        torch.testing.assert_close(out[row], expected)
+
+
+# ---- token_logprobs
+
+
+def naive_log_p(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    logits = torch.stack([(weight * row).sum(-1) for row in hidden]) / temperature
+    top = logits.max(-1, keepdim=True).values
+    return logits - top - (logits - top).exp().sum(-1, keepdim=True).log()
+
+
+TARGETS = torch.tensor([2, 0, 10, 10, 7])
+
+
+@pytest.fixture
+def chunks_of_two(monkeypatch):
+    """Vocabularies of 11 are taken two rows at a time."""
+    monkeypatch.setattr(kernels.logprob, "CHUNK_ELEMENTS", 22)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.3, 2.5])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_token_logprobs_are_the_formula(chunked, temperature, request):
+    if chunked:
+        request.getfixturevalue("chunks_of_two")
+    hidden, weight = normal(5, 6), normal(11, 6, seed=1)
+    check_against(
+        lambda h, w: naive_log_p(h, w, temperature)[torch.arange(5), TARGETS],
+        lambda h, w: token_logprobs(h, w, TARGETS, temperature)[0],
+        [hidden, weight],
+    )
+    log_p = naive_log_p(hidden, weight, temperature)
+    entropies = token_logprobs(hidden.float(), weight.float(), TARGETS, temperature)[1]
+    torch.testing.assert_close(entropies.double(), -(log_p.exp() * log_p).sum(-1), **FP32)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5])
+def test_chunked_logprobs_and_gradients_equal_those_of_one_chunk(num_rows, monkeypatch):
+    results = []
+    for limit in (1_000, 22):
+        monkeypatch.setattr(kernels.logprob, "CHUNK_ELEMENTS", limit)
+        hidden = normal(num_rows, 6, dtype=torch.float32).requires_grad_()
+        weight = normal(11, 6, seed=1, dtype=torch.float32).requires_grad_()
+        logprobs, entropies = token_logprobs(hidden, weight, TARGETS[:num_rows], 0.7)
+        assert logprobs.requires_grad and not entropies.requires_grad
+        (logprobs * torch.arange(1, num_rows + 1)).sum().backward()
+        results.append([logprobs.detach(), entropies, hidden.grad, weight.grad])
+    for whole, chunked in zip(*results, strict=True):
+        assert whole.abs().max() > 0
+        torch.testing.assert_close(chunked, whole, rtol=1e-6, atol=1e-6)
+
+
+def test_token_logprobs_take_at_least_one_row_at_a_time(monkeypatch):
+    monkeypatch.setattr(kernels.logprob, "CHUNK_ELEMENTS", 1)
+    hidden, weight = normal(5, 6, dtype=torch.float32), normal(11, 6, seed=1, dtype=torch.float32)
+    rows = [token_logprobs(hidden[i : i + 1], weight, TARGETS[i : i + 1])[0] for i in range(5)]
+    torch.testing.assert_close(token_logprobs(hidden, weight, TARGETS)[0], torch.cat(rows))
+
+
+@pytest.mark.usefixtures("chunks_of_two")
+def test_token_logprobs_of_bf16_weights_are_fp32():
+    hidden = normal(5, 6, dtype=torch.bfloat16).requires_grad_()
+    weight = normal(11, 6, seed=1, dtype=torch.bfloat16).requires_grad_()
+    logprobs, entropies = token_logprobs(hidden, weight, TARGETS)
+    assert logprobs.dtype == entropies.dtype == torch.float32
+    exact = naive_log_p(hidden.double(), weight.double(), 1.0)[torch.arange(5), TARGETS]
+    torch.testing.assert_close(logprobs.double(), exact, rtol=2e-2, atol=4e-2)
+    # The product of bf16 tensors is bf16; nothing after it may be.
+    log_p = (hidden @ weight.T).double().log_softmax(-1)
+    torch.testing.assert_close(logprobs.double(), log_p[torch.arange(5), TARGETS], rtol=0, atol=1e-5)
+    torch.testing.assert_close(entropies.double(), -(log_p.exp() * log_p).sum(-1), rtol=0, atol=1e-5)
+    logprobs.sum().backward()
+    assert hidden.grad.dtype == torch.bfloat16 and weight.grad.abs().max() > 0
+
+
+def test_token_logprobs_survive_extreme_logits():
+    hidden, weight = torch.tensor([[1.0]]), torch.tensor([[1e4], [0.0], [-1e4]])
+    for target, expected in ((0, 0.0), (1, -1e4), (2, -2e4)):
+        logprobs, entropies = token_logprobs(hidden, weight, torch.tensor([target]))
+        assert logprobs.item() == expected and entropies.item() == 0
+    uniform = token_logprobs(torch.zeros(1, 4), torch.ones(8, 4), torch.tensor([3]))
+    assert [t.item() for t in uniform] == pytest.approx([-math.log(8), math.log(8)])

@@ -1,0 +1,295 @@
+"""The policy loss: every branch in closed form, its gradients, and an independent version in numpy."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from memrl.rl.loss import MAX_LOG_RATIO, k3, policy_loss
+
+CLIP = {"clip_low": 0.2, "clip_high": 0.3}
+
+
+def leaf(values, dtype=torch.float64):
+    return torch.tensor(values, dtype=dtype, requires_grad=True)
+
+
+def constant(values, dtype=torch.float64):
+    return torch.tensor(values, dtype=dtype)
+
+
+def random_batch(num_tokens, seed, dtype=torch.float64):
+    """Log-probabilities whose ratios fall into every branch, on both sides of every bound."""
+    rng = np.random.default_rng(seed)
+    old = -rng.exponential(2.0, num_tokens)
+    now = old + rng.normal(0, 0.8, num_tokens)
+    ref = old + rng.normal(0, 0.5, num_tokens)
+    advantages = rng.normal(0, 1, num_tokens)
+    return [torch.tensor(values, dtype=dtype) for values in (now, old, advantages, ref)]
+
+
+def numpy_loss(now, old, advantages, ref, num_tokens, clip_low, clip_high, dual_clip, kl_coef):
+    """Token by token, from the formulas and with branches instead of max and min; also d loss / d now."""
+    loss, gradient, sums = (
+        0.0,
+        np.zeros(len(now)),
+        dict.fromkeys(("pg_loss", "clip_frac", "dual_clip_frac", "kl"), 0.0),
+    )
+    for t, (logprob, old_logprob, a) in enumerate(zip(now, old, advantages, strict=True)):
+        ratio = math.exp(logprob - old_logprob)
+        if a >= 0:
+            clipped = ratio > 1 + clip_high
+            value = a * min(ratio, 1 + clip_high)
+        else:
+            clipped = ratio < 1 - clip_low
+            value = a * max(ratio, 1 - clip_low)
+        capped = a < 0 and dual_clip is not None and ratio > dual_clip
+        if capped:
+            value = a * dual_clip
+        loss -= value
+        gradient[t] = 0.0 if clipped or capped else -a * ratio
+        sums["pg_loss"] -= value
+        sums["clip_frac"] += clipped
+        sums["dual_clip_frac"] += capped
+        if ref is not None:
+            kl = math.exp(ref[t] - logprob) - (ref[t] - logprob) - 1
+            loss += kl_coef * kl
+            gradient[t] += kl_coef * (1 - math.exp(ref[t] - logprob))
+            sums["kl"] += kl
+    return loss / num_tokens, gradient / num_tokens, sums
+
+
+# advantage, ratio, dual clip -> value of the token's loss, and d loss / d logprob
+BRANCHES = {
+    "A>0, below the range: still pushed up": (1.5, 0.5, 3.0, -1.5 * 0.5, -1.5 * 0.5),
+    "A>0, inside": (1.5, 1.1, 3.0, -1.5 * 1.1, -1.5 * 1.1),
+    "A>0, between the two bounds' sizes": (1.5, 1.25, 3.0, -1.5 * 1.25, -1.5 * 1.25),
+    "A>0, above: clipped": (1.5, 1.4, 3.0, -1.5 * 1.3, 0.0),
+    "A>0, far above: no dual clip": (1.5, 50.0, 3.0, -1.5 * 1.3, 0.0),
+    "A<0, far below: clipped": (-1.5, 0.01, 3.0, 1.5 * 0.8, 0.0),
+    "A<0, below: clipped": (-1.5, 0.75, 3.0, 1.5 * 0.8, 0.0),
+    "A<0, inside": (-1.5, 0.85, 3.0, 1.5 * 0.85, 1.5 * 0.85),
+    "A<0, above: still pushed down": (-1.5, 2.9, 3.0, 1.5 * 2.9, 1.5 * 2.9),
+    "A<0, above the dual clip": (-1.5, 3.1, 3.0, 1.5 * 3.0, 0.0),
+    "A<0, above, a tighter dual clip": (-1.5, 2.0, 1.6, 1.5 * 1.6, 0.0),
+    "A<0, above, dual clip off": (-1.5, 50.0, None, 1.5 * 50.0, 1.5 * 50.0),
+    "A<0, below, dual clip off": (-1.5, 0.5, None, 1.5 * 0.8, 0.0),
+    "A>0, above, dual clip off": (1.5, 5.0, None, -1.5 * 1.3, 0.0),
+    "A=0": (0.0, 5.0, 3.0, 0.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("branch", BRANCHES)
+def test_value_and_gradient_of_every_branch(branch):
+    advantage, ratio, dual_clip, value, gradient = BRANCHES[branch]
+    logprobs = leaf([-2.0 + math.log(ratio)])
+    loss, metrics = policy_loss(
+        logprobs, constant([-2.0]), constant([advantage]), num_tokens=1, dual_clip=dual_clip, **CLIP
+    )
+    loss.backward()
+    assert loss.item() == pytest.approx(value, rel=1e-12, abs=1e-12)
+    assert logprobs.grad.item() == pytest.approx(gradient, rel=1e-12, abs=1e-12)
+    assert metrics["pg_loss"].item() == pytest.approx(value, rel=1e-12, abs=1e-12)
+    is_dual = dual_clip is not None and advantage < 0 and ratio > dual_clip
+    assert metrics["dual_clip_frac"].item() == is_dual
+    assert metrics["clip_frac"].item() == (gradient == 0 and advantage != 0 and not is_dual)
+    assert metrics["ratio"].item() == pytest.approx(ratio, rel=1e-12)
+
+
+def test_the_defaults_are_the_originals():
+    now, old, advantages, ref = random_batch(500, seed=0)
+    defaults = policy_loss(now, old, advantages, ref, num_tokens=500)[0]
+    spelt_out = policy_loss(
+        now, old, advantages, ref, num_tokens=500, clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl_coef=0.001
+    )[0]
+    assert torch.equal(defaults, spelt_out)
+
+
+def test_on_policy_the_gradient_is_that_of_reinforce():
+    old = constant([-0.1, -2.0, -7.5, 0.0])
+    logprobs = old.clone().requires_grad_()
+    advantages = constant([0.5, -1.25, 2.0, -0.75])
+    loss, metrics = policy_loss(logprobs, old, advantages, num_tokens=10)
+    loss.backward()
+    torch.testing.assert_close(logprobs.grad, -advantages / 10, atol=1e-15, rtol=0)
+    assert loss.item() == pytest.approx(-0.05, rel=1e-12)
+    assert metrics["clip_frac"] == metrics["dual_clip_frac"] == metrics["approx_kl"] == 0
+    assert metrics["ratio"] == 4
+
+
+def test_k3_value_and_gradient():
+    differences = [-3.0, -0.5, -1e-3, 0.0, 1e-3, 0.5, 3.0]
+    logprobs, ref = leaf([-4.0] * 7), constant([-4.0 + d for d in differences])
+    kl = k3(logprobs, ref)
+    kl.sum().backward()
+    exact = constant([math.expm1(d) - d for d in differences])
+    torch.testing.assert_close(kl.detach(), exact, atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(
+        logprobs.grad, constant([-math.expm1(d) for d in differences]), atol=1e-12, rtol=1e-9
+    )
+    assert (kl >= 0).all()
+    assert torch.autograd.gradcheck(lambda x: k3(x, ref), [logprobs], eps=1e-6, atol=1e-7)
+
+
+def test_the_penalty_adds_kl_coef_times_k3():
+    now, old, advantages, ref = random_batch(50, seed=1)
+    now.requires_grad_()
+    without = policy_loss(now, old, advantages, None, num_tokens=50, kl_coef=0.5)
+    with_penalty = policy_loss(now, old, advantages, ref, num_tokens=50, kl_coef=0.5)
+    difference = with_penalty[0] - without[0]
+    torch.testing.assert_close(difference, 0.5 * k3(now, ref).mean(), atol=1e-12, rtol=0)
+    assert "kl" not in without[1]
+    torch.testing.assert_close(with_penalty[1]["kl"], k3(now, ref).sum().detach(), atol=1e-12, rtol=0)
+
+
+def test_gradients_flow_through_the_current_logprobs_alone():
+    now, old, advantages, ref = (values.requires_grad_() for values in random_batch(40, seed=2))
+    kl_only = policy_loss(
+        now, old.detach(), torch.zeros(40).double(), ref.detach(), num_tokens=1, kl_coef=0.1
+    )[0]
+    (gradient,) = torch.autograd.grad(kl_only, [now])
+    torch.testing.assert_close(gradient, 0.1 * (1 - (ref - now).exp()).detach(), atol=1e-12, rtol=0)
+    loss, metrics = policy_loss(now, old.detach(), advantages.detach(), ref.detach(), num_tokens=1)
+    assert loss.requires_grad
+    assert not any(value.requires_grad for value in metrics.values())
+
+
+@pytest.mark.parametrize("dual_clip", [3.0, 1.5, None])
+@pytest.mark.parametrize("with_ref", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_batches_equal_an_independent_version(seed, with_ref, dual_clip):
+    now, old, advantages, ref = random_batch(300, seed=seed)
+    ref = ref if with_ref else None
+    options = {
+        "num_tokens": 700,
+        "clip_low": 0.15,
+        "clip_high": 0.28,
+        "dual_clip": dual_clip,
+        "kl_coef": 0.05,
+    }
+    arrays = [None if values is None else values.numpy() for values in (now, old, advantages, ref)]
+    value, gradient, sums = numpy_loss(*arrays, **options)
+    assert sums["clip_frac"] > 10
+    assert sums["dual_clip_frac"] > 3 or dual_clip is None
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
+        logprobs = now.detach().to(dtype, copy=True).requires_grad_()
+        others = [None if values is None else values.to(dtype) for values in (old, advantages, ref)]
+        loss, metrics = policy_loss(logprobs, *others, **options)
+        loss.backward()
+        assert loss.item() == pytest.approx(value, abs=tolerance)
+        np.testing.assert_allclose(logprobs.grad.numpy(), gradient, atol=tolerance)
+        for name in ("clip_frac", "dual_clip_frac"):
+            assert metrics[name].item() == sums[name]
+        assert metrics["pg_loss"].item() == pytest.approx(sums["pg_loss"], abs=1000 * tolerance)
+        assert with_ref == ("kl" in metrics)
+        if with_ref:
+            assert metrics["kl"].item() == pytest.approx(sums["kl"], abs=1000 * tolerance)
+
+
+def test_gradient_equals_finite_differences():
+    now, old, advantages, ref = random_batch(60, seed=5)
+    ratio = (now - old).exp()
+    # At a kink both one-sided derivatives are right, and a finite difference is neither.
+    away = torch.stack([(ratio - bound).abs() for bound in (0.8, 1.3, 3.0)]).amin(0) > 1e-3
+    now, old, advantages, ref = (values[away] for values in (now, old, advantages, ref))
+    assert torch.autograd.gradcheck(
+        lambda x: policy_loss(x, old, advantages, ref, num_tokens=7, kl_coef=0.1, **CLIP)[0],
+        [now.requires_grad_()],
+        eps=1e-6,
+        atol=1e-8,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_parts_add_up_to_the_whole_with_a_common_denominator(dtype):
+    now, old, advantages, ref = random_batch(101, seed=6, dtype=dtype)
+    now.requires_grad_()
+    options = {"num_tokens": 101, "kl_coef": 0.1}
+    whole, whole_metrics = policy_loss(now, old, advantages, ref, **options)
+    (whole_gradient,) = torch.autograd.grad(whole, [now])
+    for cuts in ([50, 51], [1, 99, 1], [0, 101], [33] * 3 + [2]):
+        parts = [x.split(cuts) for x in (now, old, advantages, ref)]
+        results = [policy_loss(*part, **options) for part in zip(*parts, strict=True)]
+        total = sum(loss for loss, _ in results)
+        torch.testing.assert_close(total, whole, atol=1e-6, rtol=1e-6)
+        (gradient,) = torch.autograd.grad(total, [now])
+        torch.testing.assert_close(gradient, whole_gradient, atol=1e-7, rtol=1e-6)
+        for name, value in whole_metrics.items():
+            torch.testing.assert_close(
+                sum(metrics[name] for _, metrics in results), value, atol=1e-4, rtol=1e-6
+            )
+
+
+def test_the_denominator_scales_loss_and_gradient_and_not_the_metrics():
+    now, old, advantages, ref = random_batch(30, seed=7)
+    now.requires_grad_()
+    one, one_metrics = policy_loss(now, old, advantages, ref, num_tokens=1)
+    many, many_metrics = policy_loss(now, old, advantages, ref, num_tokens=1000)
+    torch.testing.assert_close(many * 1000, one, atol=1e-12, rtol=1e-12)
+    gradients = [torch.autograd.grad(loss, [now])[0] for loss in (one, many)]
+    torch.testing.assert_close(gradients[1] * 1000, gradients[0], atol=1e-12, rtol=1e-12)
+    assert one_metrics == many_metrics
+
+
+@pytest.mark.parametrize("dual_clip", [3.0, None])
+@pytest.mark.parametrize("difference", [1e4, 100.0, 89.0, -89.0, -100.0, -1e4])
+def test_extreme_log_ratios_stay_finite(difference, dual_clip):
+    old = torch.tensor([-3.0, -3.0, -3.0])
+    logprobs = (old + difference).requires_grad_()
+    advantages = torch.tensor([1.0, -1.0, 0.0])
+    loss, metrics = policy_loss(logprobs, old, advantages, old, num_tokens=3, dual_clip=dual_clip)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(logprobs.grad).all()
+    assert all(torch.isfinite(value) for value in metrics.values())
+
+
+def test_log_ratios_inside_the_bound_are_exact():
+    logprobs = leaf([MAX_LOG_RATIO - 0.5 - 30.0])
+    loss, _ = policy_loss(logprobs, constant([-30.0]), constant([-1.0]), num_tokens=1, dual_clip=None)
+    loss.backward()
+    assert loss.item() == pytest.approx(math.exp(MAX_LOG_RATIO - 0.5), rel=1e-12)
+    assert logprobs.grad.item() == pytest.approx(math.exp(MAX_LOG_RATIO - 0.5), rel=1e-12)
+
+
+def test_inputs_are_never_written_to():
+    inputs = random_batch(50, seed=8)
+    copies = [values.clone() for values in inputs]
+    inputs[0].requires_grad_()
+    policy_loss(*inputs, num_tokens=50)[0].backward()
+    for values, copy in zip(inputs, copies, strict=True):
+        assert torch.equal(values.detach(), copy)
+
+
+@pytest.mark.parametrize("with_ref", [True, False])
+def test_no_tokens_give_zero_loss_with_a_graph(with_ref):
+    # A rank without tokens still has to call backward, because ZeRO-3 gathers weights in it.
+    weight = torch.ones(3, requires_grad=True)
+    none = torch.zeros(0)
+    logprobs = (weight * 2)[:0]
+    loss, metrics = policy_loss(logprobs, none, none, none if with_ref else None, num_tokens=5)
+    loss.backward()
+    assert loss.item() == 0
+    assert weight.grad.tolist() == [0.0, 0.0, 0.0]
+    assert all(value == 0 for value in metrics.values())
+
+
+def test_metrics_are_sums_over_tokens():
+    ratios = [0.5, 1.1, 4.0, 4.0]
+    advantages = [-1.0, 1.0, -1.0, 1.0]
+    logprobs, old = constant([math.log(r) for r in ratios]), constant([0.0] * 4)
+    ref = constant([0.3] * 4)
+    metrics = policy_loss(logprobs, old, constant(advantages), ref, num_tokens=99, **CLIP)[1]
+    expected = {
+        "pg_loss": 0.8 - 1.1 + 3.0 - 1.3,
+        "clip_frac": 2,
+        "dual_clip_frac": 1,
+        "approx_kl": sum(r - 1 - math.log(r) for r in ratios),
+        "ratio": sum(ratios),
+        "kl": sum(math.exp(0.3) / r - (0.3 - math.log(r)) - 1 for r in ratios),
+    }
+    assert set(metrics) == set(expected)
+    for name, value in expected.items():
+        assert metrics[name].dtype == torch.float64
+        assert metrics[name].item() == pytest.approx(value, rel=1e-12)

@@ -1,0 +1,185 @@
+"""Trajectories from a tiny model, and who gets which advantage."""
+
+from dataclasses import replace
+
+import pytest
+
+from memrl.agents import AgentConfig
+from memrl.llm import Decoding, LocalLLM
+from memrl.model import Qwen2
+from memrl.prompts import Prompts
+from memrl.rewards import score
+from memrl.rl.rollout import assign_advantages, collect_groups
+from memrl.sampler import Sampler
+from memrl.types import Group, Sample, Trajectory, Turn
+from tests.test_tokenizer import character_tokenizer
+
+PROMPTS = Prompts(memory="Q{question}M{memory}S{section}", answer="Q{question}M{memory}", no_memory="-")
+AGENT = AgentConfig(PROMPTS, chunk_tokens=8, memory_tokens=6, answer_tokens=4, question_tokens=20)
+SAMPLES = {
+    0: Sample("a", "who", "a document of some length", ("x",)),
+    1: Sample("b", "where", "short", ("y",)),
+    2: Sample("c", "who", "a document of some length", ("x",)),  # equal to group 0 in every word
+    7: Sample("d", "when", "", ("z",)),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return character_tokenizer()
+
+
+@pytest.fixture
+def make_llm(tiny_config, randomize, tokenizer):
+    model = Qwen2(replace(tiny_config, vocab_size=tokenizer.vocab_size)).eval()
+    randomize(model, seed=4, std=0.15)
+    return lambda **options: LocalLLM(Sampler(model, **options), tokenizer, Decoding())
+
+
+def collect(llm, samples=SAMPLES, seed=3, step=5, group_size=3):
+    return collect_groups(llm, samples, AGENT, group_size=group_size, seed=seed, step=step)
+
+
+def by_group(groups):
+    """Prompt and response ids of every turn, by group id."""
+    return {
+        group.id: [[(turn.prompt_ids, turn.response_ids) for turn in t.turns] for t in group.trajectories]
+        for group in groups
+    }
+
+
+def logprobs_of(groups):
+    return [
+        lp
+        for group in groups
+        for t in group.trajectories
+        for turn in t.turns
+        for lp in turn.response_logprobs
+    ]
+
+
+def finished_group(group_id, rewards, num_memory_turns=2):
+    kinds = ["memory"] * num_memory_turns + ["answer"]
+    turns = [Turn(kind, [1], [2], [-1.0], "stop") for kind in kinds]
+    return Group(
+        group_id, Sample("s", "q", ""), [Trajectory([replace(t) for t in turns], reward=r) for r in rewards]
+    )
+
+
+# Collecting
+
+
+def test_every_sample_gets_its_trajectories_under_its_own_id(make_llm):
+    groups = collect(make_llm())
+    assert [group.id for group in groups] == [0, 1, 2, 7]
+    for group in groups:
+        assert group.sample is SAMPLES[group.id]
+        assert len(group.trajectories) == 3
+        num_chunks = -(-len(group.sample.context) // 8)
+        assert {len(t.turns) for t in group.trajectories} == {num_chunks + 1}
+        for t in group.trajectories:
+            assert set(t.scores) == {"strict", "lenient"}
+
+
+def test_rollouts_of_a_group_differ_and_so_do_equal_samples(make_llm):
+    groups = by_group(collect(make_llm()))
+    readings = [str(trajectory) for group in groups.values() for trajectory in group]
+    assert len(set(readings)) == len(readings) == 12
+
+
+@pytest.mark.parametrize("options", [{}, {"max_rows": 2}, {"max_rows": 5, "max_prefill_tokens": 60}], ids=str)
+def test_trajectories_do_not_depend_on_order_ranks_or_batch(make_llm, options):
+    whole = collect(make_llm())
+    backwards = collect(make_llm(**options), dict(reversed(SAMPLES.items())))
+    assert by_group(backwards) == by_group(whole)
+    ranks = [{i: SAMPLES[i] for i in keys} for keys in ((0, 2), (1, 7))]
+    split = [group for samples in ranks for group in collect(make_llm(**options), samples)]
+    assert by_group(split) == by_group(whole)
+    split.sort(key=lambda group: group.id)
+    assert logprobs_of(split) == pytest.approx(logprobs_of(whole), abs=1e-5)
+
+
+def test_a_larger_group_begins_with_the_smaller_one(make_llm):
+    small, large = by_group(collect(make_llm(), group_size=2)), by_group(collect(make_llm(), group_size=4))
+    assert {group_id: trajectories[:2] for group_id, trajectories in large.items()} == small
+
+
+@pytest.mark.parametrize("other", [{"seed": 4}, {"step": 6}])
+def test_another_seed_or_step_gives_other_trajectories(make_llm, other):
+    first, second = by_group(collect(make_llm())), by_group(collect(make_llm(), **other))
+    assert all(a != b for i in SAMPLES for a, b in zip(first[i], second[i], strict=True))
+
+
+def test_the_same_step_again_gives_the_same_trajectories(make_llm):
+    llm = make_llm()
+    assert by_group(collect(llm)) == by_group(collect(llm))
+
+
+def test_a_rank_without_samples_collects_nothing(make_llm):
+    assert collect(make_llm(), {}) == []
+
+
+def test_the_reward_is_the_strict_score():
+    right = Sample("s", "q", "", ("Paris", "City of Light"))
+    for response, strict, lenient in (
+        ("so \\boxed{paris}", 1, 1),
+        ("\\boxed{It is Paris}", 0, 1),
+        ("Paris", 0, None),
+        ("", 0, 0),
+    ):
+        trajectory = Trajectory(response=response, reward=-5.0)
+        score(trajectory, right)
+        assert trajectory.reward == trajectory.scores["strict"] == strict
+        if lenient is not None:
+            assert trajectory.scores["lenient"] == lenient
+
+
+# Advantages
+
+
+def test_an_advantage_falls_on_every_turn_of_its_trajectory():
+    turns = assign_advantages([finished_group(4, [1.0, 0.0]), finished_group(2, [0.0, 0.0, 3.0])])
+    assert list(turns) == [4, 2]
+    assert [item.advantage for item in turns[4]] == [0.5] * 3 + [-0.5] * 3
+    assert [item.advantage for item in turns[2]] == [-1.0] * 6 + [2.0] * 3
+
+
+def test_training_turns_are_the_trajectories_own_turns_in_order():
+    group = finished_group(0, [1.0, 0.0])
+    expected = [turn for trajectory in group.trajectories for turn in trajectory.turns]
+    assert [id(item.turn) for item in assign_advantages([group])[0]] == [id(turn) for turn in expected]
+
+
+def test_final_only_credit_leaves_memory_turns_at_zero():
+    turns = assign_advantages([finished_group(0, [1.0, 0.0])], credit="final_only")[0]
+    assert [item.turn.kind for item in turns] == ["memory", "memory", "answer"] * 2
+    assert [item.advantage for item in turns] == [0.0, 0.0, 0.5, 0.0, 0.0, -0.5]
+
+
+def test_normalize_std_reaches_the_advantages():
+    turns = assign_advantages([finished_group(0, [4.0, 0.0], 0)], normalize_std=True)[0]
+    assert [item.advantage for item in turns] == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-5)
+
+
+def test_flat_groups_are_kept_unless_they_are_to_be_dropped():
+    groups = [
+        finished_group(0, [1.0, 1.0, 1.0]),
+        finished_group(1, [1.0, 0.0, 1.0]),
+        finished_group(2, [0.1, 0.1, 0.1]),
+    ]
+    kept = assign_advantages(groups)
+    assert {group_id: len(turns) for group_id, turns in kept.items()} == {0: 9, 1: 9, 2: 9}
+    assert {item.advantage for item in kept[0] + kept[2]} == {0.0}
+    dropped = assign_advantages(groups, drop_flat_groups=True)
+    assert {group_id: len(turns) for group_id, turns in dropped.items()} == {0: 0, 1: 9, 2: 0}
+    assert [item.advantage for item in dropped[1]] == [item.advantage for item in kept[1]]
+
+
+def test_a_trajectory_with_an_error_counts_in_the_baseline_and_is_never_trained_on():
+    group = finished_group(0, [1.0, 0.0])
+    group.trajectories[1].error = "the document could not be read"
+    assert [item.advantage for item in assign_advantages([group])[0]] == [0.5] * 3
+
+
+def test_no_groups_give_no_turns():
+    assert assign_advantages([]) == {}

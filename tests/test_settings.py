@@ -1,0 +1,72 @@
+"""The agent's settings in a model folder."""
+
+import pytest
+
+from memrl.agents import AgentConfig
+from memrl.agents.settings import FILE_NAME, load_agent, save_agent
+from memrl.prompts import Prompts, load_prompts
+
+ODD = Prompts(
+    memory=' {section}\r\n"{question}"\t# {memory}: \x85 \u2028 - \u00e9\u4e2d\n\n  indented \n',
+    answer="{question}{memory}",
+    no_memory="null",
+    system="yes\n",
+)
+
+
+@pytest.mark.parametrize("prompts", [ODD, load_prompts("question_first"), load_prompts("section_first")])
+def test_what_is_saved_comes_back_to_the_letter(tmp_path, prompts):
+    config = AgentConfig(prompts, 25, 6, 4, 8)
+    save_agent(config, tmp_path)
+    assert load_agent(tmp_path) == config
+
+
+def test_folder_without_the_file_gets_the_original_limits(tmp_path):
+    assert load_agent(tmp_path) == AgentConfig(load_prompts("question_first"), 5000, 1024, 1024, 1024)
+
+
+def test_overrides_replace_single_settings_and_none_does_not(tmp_path):
+    save_agent(AgentConfig(ODD, 25, 6, 4, 8), tmp_path)
+    config = load_agent(tmp_path, chunk_tokens=50, memory_tokens=None, prompts="section_first")
+    assert config == AgentConfig(load_prompts("section_first"), 50, 6, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("chunk_tokens: 1", "answer_tokens"),
+        ("[]", "mapping"),
+        ("a: [", "not a YAML file"),
+        (
+            "{chunk_tokens: 1, memory_tokens: 1, answer_tokens: 1, question_tokens: 1, prompts: {}, chunks: 2}",
+            "chunks",
+        ),
+        (
+            "{chunk_tokens: 0, memory_tokens: 1, answer_tokens: 1, question_tokens: 1, prompts: {}}",
+            "chunk_tokens",
+        ),
+        (
+            "{chunk_tokens: 1, memory_tokens: '1', answer_tokens: 1, question_tokens: 1, prompts: {}}",
+            "memory_tokens",
+        ),
+        (
+            "{chunk_tokens: 1, memory_tokens: 1, answer_tokens: true, question_tokens: 1, prompts: {}}",
+            "answer_tokens",
+        ),
+        (
+            "{chunk_tokens: 1, memory_tokens: 1, answer_tokens: 1, question_tokens: 1, prompts: {memory: x}}",
+            "prompts",
+        ),
+    ],
+)
+def test_damaged_file_is_refused_naming_file_and_key(tmp_path, text, named):
+    (tmp_path / FILE_NAME).write_text(text)
+    with pytest.raises(ValueError, match=named) as error:
+        load_agent(tmp_path)
+    assert FILE_NAME in str(error.value)
+
+
+@pytest.mark.parametrize("overrides", [{"chunk_tokens": 0}, {"chunk": 5}, {"prompts": "no_such_prompts"}])
+def test_bad_overrides_are_refused(tmp_path, overrides):
+    with pytest.raises(ValueError):
+        load_agent(tmp_path, **overrides)

@@ -1,0 +1,168 @@
+"""`train.py` as a process: it learns, it survives kill -9 bit for bit, and what it writes is what it says."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.tiny_folder import PROMPTS, make_folder
+from tests.workers import train_parity_reward
+
+WORKER = Path(train_parity_reward.__file__)
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory) -> list[str]:
+    """Everything but the run folder: a random model, six small documents, four questions a step."""
+    folder = tmp_path_factory.mktemp("training")
+    make_folder(folder / "model")
+    prompts = {"memory": PROMPTS.memory, "answer": PROMPTS.answer, "no_memory": PROMPTS.no_memory}
+    (folder / "prompts.yaml").write_text(yaml.safe_dump(prompts))
+    lines = [
+        {"question": "code name ?", "context": " ".join(["red", "stone", "."] * (3 + 2 * i)), "answers": ["red"]}
+        for i in range(6)
+    ]
+    (folder / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = {
+        "model": {"path": str(folder / "model"), "dtype": "float32"},
+        "data": {"path": str(folder / "data.jsonl")},
+        "agent": {
+            "prompts": str(folder / "prompts.yaml"),
+            "chunk_tokens": 8,
+            "memory_tokens": 4,
+            "answer_tokens": 3,
+            "question_tokens": 6,
+        },
+        "rollout": {"max_rows": 16},
+        "rl": {"steps": 6, "prompts_per_step": 4, "group_size": 4, "updates_per_step": 2, "micro_batch_tokens": 200},
+        "optim": {"lr": 5e-3, "warmup_updates": 2},
+        "checkpoint": {"every": 2},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    return ["--config", str(folder / "config.yaml")]
+
+
+def command(arguments: list[str], run_dir: Path, ranks: int = 1) -> list[str]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
+    return [sys.executable, *launcher, str(WORKER), *arguments, "--run_dir", str(run_dir)]
+
+
+def run(arguments: list[str], run_dir: Path, ranks: int = 1) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        command(arguments, run_dir, ranks), capture_output=True, text=True, timeout=240, env=ENVIRONMENT
+    )
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(arguments, tmp_path_factory) -> Path:
+    run_dir = tmp_path_factory.mktemp("runs") / "whole"
+    done = run(arguments, run_dir)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return run_dir
+
+
+def read_metrics(run_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists() or path.read_text().count("\n") < count:
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_run_writes_what_it_promises(uninterrupted):
+    metrics = read_metrics(uninterrupted)
+    assert [record["step"] for record in metrics] == [1, 2, 3, 4, 5, 6]
+    for record in metrics:
+        # On a CPU in fp32 the sampler's log-probabilities are the trainer's up to rounding.
+        assert record["rollout/logprob_diff_max"] < 1e-5
+        assert 0 < record["reward/strict"] < 1
+        assert record["optim/updates"] == 2
+    assert metrics[0]["loss/ratio"] == pytest.approx(1.0, abs=0.05)
+    assert metrics[-1]["loss/kl"] > metrics[0]["loss/kl"] >= 0, "the weights never moved away from the frozen start"
+    assert sorted(path.name for path in (uninterrupted / "checkpoints").iterdir()) == ["step-4", "step-6"]
+    rollout = json.loads((uninterrupted / "rollouts.jsonl").read_text().splitlines()[0])
+    assert rollout["turns"][-1]["kind"] == "answer" and len(rollout["group_rewards"]) == 4
+    assert yaml.safe_load((uninterrupted / "config.yaml").read_text())["rl"]["steps"] == 6
+
+
+def test_exported_model_loads_in_transformers_with_the_trained_weights(uninterrupted):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from memrl.model import load_model, logits_of
+    from memrl.tokenizer import load_tokenizer
+
+    folder = uninterrupted / "model"
+    ids = load_tokenizer(folder).encode("red stone river")
+    assert len(ids) == 3
+    theirs = AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([ids])).logits[0]
+    assert (theirs - logits_of(load_model(folder), ids)).abs().max() < 1e-5
+
+
+def test_killed_run_resumes_bit_for_bit(arguments, uninterrupted, tmp_path):
+    run_dir = tmp_path / "killed"
+    process = subprocess.Popen(
+        command(arguments, run_dir), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT
+    )
+    wait_for_lines(run_dir / "metrics.jsonl", 3, process)  # a step beyond the checkpoint after step 2
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(read_metrics(run_dir)) < 6
+    resumed = run(arguments, run_dir)
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    assert "resuming after step" in resumed.stdout
+    for name in ("metrics.jsonl", "rollouts.jsonl", "model/model.safetensors"):
+        assert (run_dir / name).read_bytes() == (uninterrupted / name).read_bytes(), name
+
+
+@pytest.mark.slow
+def test_two_ranks_sample_the_same_trajectories_and_learn_the_same(arguments, uninterrupted, tmp_path):
+    done = run(arguments, tmp_path / "two", ranks=2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for one, two in zip(read_metrics(uninterrupted), read_metrics(tmp_path / "two"), strict=True):
+        assert one.keys() == two.keys()
+        assert one["reward/strict"] == two["reward/strict"]
+        for name in one:
+            # Sampled log-probabilities agree to rounding; the maximum of rounding errors does not.
+            if "logprob_diff" not in name:
+                assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-6), (one["step"], name)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--rl.clip_hihg", "0.3"], "rl.clip_hihg"),
+        (["--rl.group_size", "1"], "at least 2"),
+        (["--rollout.top_p", "0.9"], "top_p must be 1"),
+        (["--model.path", "nowhere"], "nowhere is not a folder"),
+        (["--data.path", "missing.jsonl"], "missing.jsonl is not a file"),
+    ],
+)
+def test_wrong_settings_end_in_one_line_and_code_2(arguments, tmp_path, extra, words):
+    # In this process: none of these gets as far as importing DeepSpeed.
+    import contextlib
+    import io
+
+    import train
+
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as exit:
+        train.main([*arguments, "--run_dir", str(tmp_path), *extra])
+    assert exit.value.code == 2
+    assert errors.getvalue().count("\n") == 1 and words in errors.getvalue()
+
+
+def test_resuming_with_other_settings_is_refused(arguments, uninterrupted):
+    done = run([*arguments, "--optim.lr", "1e-3"], uninterrupted)
+    assert done.returncode == 2
+    assert "optim.lr: 0.005 -> 0.001" in done.stderr and done.stderr.count("\n") == 1
