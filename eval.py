@@ -53,9 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
     options, reader = parse(arguments)
     from memrl.evaluation.command import open_evaluation
 
-    with user_errors():
-        evaluation = open_evaluation(options, reader)
     try:
+        with user_errors():
+            evaluation = open_evaluation(options, reader)
         evaluation.run()
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)

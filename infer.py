@@ -200,7 +200,8 @@ def print_answer(reading: Reading, show_memory: bool, show_file: bool) -> None:
         print("(the model put no answer into \\boxed{}, so this is its whole response)")
     if show_memory:
         print(f"memory ({reading.memory_tokens} tokens):")
-        print("\n".join(f"  {line}" for line in printable(reading.memory).strip().splitlines()))
+        memory = printable(reading.memory).strip() or "(nothing)"
+        print("\n".join(f"  {line}" for line in memory.splitlines()))
     print()
 
 

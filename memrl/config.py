@@ -104,6 +104,20 @@ class RLOptions:
 
 
 @dataclass
+class WarmStartOptions:
+    """How the miniature gets from random weights to a start that reinforcement learning can work with."""
+
+    quote_steps: int = 250
+    """Optimizer steps on random text that quotes itself; they teach looking things up."""
+    teach_steps: int = 500
+    """Optimizer steps on single turns written by a flawed teacher; they teach the form of the task."""
+    flaw: float = 0.8
+    """How often the teacher gives in to its bad habit: a chunk that ends in a fact makes it forget what it knew for that fact."""
+    batch_size: int = 64
+    """Examples per optimizer step."""
+
+
+@dataclass
 class OptimOptions:
     """AdamW and its schedule, counted in optimizer steps."""
 
@@ -174,6 +188,7 @@ class TrainConfig:
     threads: int = 0
     """CPU threads of each rank; 0 shares the machine's cores out."""
     model: ModelOptions = field(default_factory=ModelOptions)
+    warm_start: WarmStartOptions = field(default_factory=WarmStartOptions)
     data: DataOptions = field(default_factory=DataOptions)
     agent: AgentOptions = field(default_factory=AgentOptions)
     rollout: RolloutOptions = field(default_factory=RolloutOptions)

@@ -65,9 +65,7 @@ def load_settings(model: str | Path, options: ReaderOptions) -> "tuple[AgentConf
     from memrl.agents.settings import load_agent
 
     if not Path(model).is_dir():
-        raise ValueError(
-            f"there is no model folder {model}; give a Hugging Face folder (config.json, safetensors)"
-        )
+        raise ValueError(f"there is no model folder {model}; give a Hugging Face folder (config.json, safetensors)")
     for name, value, allowed in (
         ("max_rows", options.max_rows, options.max_rows >= 1),
         ("cache_gib", options.cache_gib, options.cache_gib > 0),
@@ -84,9 +82,7 @@ def load_settings(model: str | Path, options: ReaderOptions) -> "tuple[AgentConf
     return agent, load_tokenizer(model)
 
 
-def open_llm(
-    model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", options: ReaderOptions
-) -> "LocalLLM":
+def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", options: ReaderOptions) -> "LocalLLM":
     """Load the weights and put a sampler in front of them.
 
     Raises:
@@ -119,9 +115,7 @@ def pick_device(name: str = "auto"):
     if kind == "auto":
         return torch.device("cuda" if count else "cpu")
     if kind == "cuda" and not count:
-        raise ValueError(
-            f"device is {name!r}, but PyTorch {torch.__version__} finds no GPU; use --device cpu"
-        )
+        raise ValueError(f"device is {name!r}, but PyTorch {torch.__version__} finds no GPU; use --device cpu")
     if index and int(index) >= count:
         raise ValueError(f"device is {name!r}, but there are only {count} GPUs: cuda:0 to cuda:{count - 1}")
     return torch.device(name)

@@ -57,7 +57,7 @@ def test_load_jsonl_random_access_finds_the_right_line(write):
     assert [sample.context for sample in samples[1:4]] == texts[1:4]
     assert [sample.id for sample in samples] == [f"mixed.jsonl:{line}" for line in (1, 3, 5, 6, 7)]
     for index in (5, -6):
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match=f"sample {index} of 5"):
             samples[index]
 
 

@@ -1,13 +1,7 @@
 """Evaluation: the same rows in any batch and after any interruption, failures counted, numbers that are what they say."""
 
-import importlib
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +10,7 @@ from memrl.agents.settings import load_agent
 from memrl.evaluation import (
     Results,
     evaluate,
+    make_task,
     parse_lengths,
     print_table,
     summarize,
@@ -167,11 +162,34 @@ def test_lengths():
             parse_lengths(bad)
 
 
+def test_needle_documents_have_the_length_that_was_asked_for(request):
+    from memrl.agents import AgentConfig
+    from memrl.data.needle import build_tokenizer, make_sample
+    from memrl.prompts import load_prompts
+    from memrl.tokenizer import Tokenizer, load_tokenizer
+
+    prompts = load_prompts("question_first")
+    tokenizer = Tokenizer(build_tokenizer())
+    task = make_task("needle", tokenizer, AgentConfig(prompts, chunk_tokens=25))
+    for length in (1, 7, 512):
+        sample = task.sample(length, 0, 0)
+        assert len(tokenizer.encode(sample.context)) == 25 * length
+        assert sample == make_sample(length, int(sample.id.split("-")[-1]))
+        assert sample == task.sample(length, 0, 0) != task.sample(length, 1, 0)
+
+    tokenizer = load_tokenizer(request.getfixturevalue("shared_data") / "tokenizer" / "qwen2.5-instruct")
+    task = make_task("needle", tokenizer, AgentConfig(prompts, chunk_tokens=1000))
+    for length in (1, 4, 16):
+        for index in range(5):
+            num_tokens = len(tokenizer.encode(task.sample(length, index, 0).context))
+            assert -(-num_tokens // 1000) == length
+
+
 def test_table_and_summary_file(tmp_path, capsys, rows):
     summary = summarize(rows)
     print_table(summary, {"words": "chunks"})
     printed = capsys.readouterr().out
-    assert "3 chunks" in printed and max(map(len, printed.splitlines())) <= 120
+    assert "length (chunks)" in printed and max(map(len, printed.splitlines())) <= 120
     write_summary(summary, tmp_path / "summary.json")
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
     assert {"task", "length", "method", "n", "failures", "strict", "lenient", "f1"} <= set(summary[0])
@@ -240,102 +258,12 @@ def test_two_processes_do_not_write_into_one_folder(tmp_path):
     pytest.importorskip("fcntl")
     with Results(tmp_path, SETTINGS), pytest.raises(ValueError, match="another process"):
         Results(tmp_path, SETTINGS)
-    Results(tmp_path, SETTINGS).__exit__()
+    Results(tmp_path, SETTINGS).close()
 
 
-# --- the command -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def questions(tmp_path_factory):
-    """A JSON lines file of 60 documents of up to 40 chunks, one of which cannot be read."""
-    path = tmp_path_factory.mktemp("questions") / "qa.jsonl"
-    rng = random.Random(0)
-    with path.open("w") as file:
-        for index in range(60):
-            context = " ".join(rng.choices(WORDS, k=rng.randint(1, 320)))
-            question = "who ? " * 9 if index == 5 else QUESTION
-            line = {
-                "id": f"q{index}",
-                "question": question,
-                "context": context,
-                "answers": [rng.choice(WORDS)],
-            }
-            file.write(json.dumps(line) + "\n")
-    return path
-
-
-def run_main(capsys, *arguments) -> tuple[int, str, list[str]]:
-    """eval.py's main in this process: exit code, standard output, lines on standard error."""
-    try:
-        code = importlib.import_module("eval").main([str(argument) for argument in arguments])
-    except SystemExit as stop:
-        code = stop.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err.splitlines()
-
-
-def rows_in(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
-
-
-def test_killed_command_continues_with_the_same_rows(folder, questions, tmp_path, capsys):
-    options = ["--model", folder, "--task", questions, "--temperature", 1, "--max_rows", 2, "--device", "cpu"]
-    code, printed, _ = run_main(capsys, *options, "--out", tmp_path / "whole")
-    assert code == 0 and "failed: qa, length file, sample q5: ValueError" in printed
-
-    out = tmp_path / "killed"
-    command = [sys.executable, ROOT / "eval.py", *options, "--out", out, "--threads", 1]
-    process = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    samples = out / "samples.jsonl"
-    deadline = time.monotonic() + 60
-    while not (samples.exists() and samples.read_bytes().count(b"\n") >= 5) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    before = samples.read_bytes().count(b"\n")
-    assert 5 <= before < 60
-    samples.write_bytes(samples.read_bytes() + b'{"task": "qa", "len')
-
-    code, printed, _ = run_main(capsys, *options, "--out", out)
-    assert code == 0 and f"{60 - before} documents" in printed
-    assert sorted(rows_in(out), key=row_key) == sorted(rows_in(tmp_path / "whole"), key=row_key)
-    assert (out / "summary.json").read_text() == (tmp_path / "whole" / "summary.json").read_text()
-
-    content = samples.read_bytes()
-    code, printed, errors = run_main(capsys, *options, "--out", out)
-    assert code == 0 and "results:" in printed and "documents" not in printed and errors == []
-    assert samples.read_bytes() == content
-    code, _, errors = run_main(capsys, *options, "--out", out, "--agent.chunk_tokens", 9)
-    assert code == 2 and len(errors) == 1 and "agent.chunk_tokens (8 there, 9 now)" in errors[0]
-
-
-def test_mistakes_are_one_line_and_exit_code_2(folder, questions, tmp_path, capsys):
-    good = ["--model", folder, "--task", questions, "--out", tmp_path / "out"]
-    for arguments, named in (
-        ([], "model"),
-        (["--model", tmp_path / "nowhere"], "nowhere"),
-        ([*good, "--lengths", "4"], "lengths"),
-        ([*good, "--samples", "0"], "samples"),
-        ([*good, "--smples", "3"], "smples"),
-        ([*good, "--seed", "x"], "seed"),
-        ([*good, "--max_rows", "0"], "max_rows"),
-        ([*good, "--top_p", "0"], "top_p"),
-        ([*good, "--device", "tpu"], "device"),
-        ([*good, "--device", "cuda:99"], "device"),
-        ([*good, "--agent.chunk_tokens", "-1"], "chunk_tokens"),
-        ([*good, "--agent.prompts", "nonsense"], "nonsense"),
-        ([*good, "--out", questions], "folder"),
-        (["--model", folder, "--task", "no_such_task"], "no_such_task"),
-        (["--model", folder, "--task", f"{questions},{questions}"], "two tasks"),
-        (["--model", folder, "--task", tmp_path / "none.jsonl"], "none.jsonl"),
-        (["--model", folder, "--lengths", "4,4"], "twice"),
-        (["--model", folder, "--lengths", "0"], "lengths"),
-        (["--model", folder, "--lengths", ""], "lengths"),
-    ):
-        code, printed, errors = run_main(capsys, *arguments)
-        assert (code, len(errors), printed) == (2, 1, ""), (arguments, errors)
-        assert named in errors[0], (arguments, errors)
+def test_settings_without_rows_bind_nobody(tmp_path):
+    Results(tmp_path, SETTINGS).close()
+    Results(tmp_path, SETTINGS | {"weights": "repaired"}, resume=False).close()
 
 
 def test_device_that_is_not_there_is_named():
@@ -348,19 +276,6 @@ def test_device_that_is_not_there_is_named():
             pick_device("cuda")
     with pytest.raises(ValueError, match="allowed are"):
         pick_device("gpu")
-
-
-def test_help_needs_neither_torch_nor_transformers():
-    code = """import sys
-for name in ("eval", "infer"):
-    try:
-        __import__(name).main(["--help"])
-    except SystemExit:
-        print("torch" in sys.modules, "transformers" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert [line for line in done.stdout.splitlines() if line[:5] in ("True ", "False")] == ["False False"] * 2
-    assert "--lengths" in done.stdout and "--trace" in done.stdout
 
 
 def test_agent_settings_of_the_folder_are_used(folder, open_with):

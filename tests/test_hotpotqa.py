@@ -90,6 +90,13 @@ def test_build_samples_does_not_depend_on_limit_or_order(questions):
     assert list(build_samples(questions[::-1], 20, seed=3))[::-1] == rows
 
 
+def test_build_samples_does_not_depend_on_the_order_of_paragraphs(questions, write_items):
+    items = [make_item(i) for i in range(30)]
+    turned = read_questions(write_items([{**item, "context": item["context"][::-1]} for item in items]))
+    for count in (3, 20):
+        assert list(build_samples(turned, count, seed=0)) == list(build_samples(questions, count, seed=0))
+
+
 def test_build_samples_longer_document_holds_the_shorter_one(questions):
     for short, long in zip(build_samples(questions, 20, 0), build_samples(questions, 50, 0), strict=True):
         assert set(titles(short)) < set(titles(long))
@@ -154,10 +161,10 @@ BAD_ITEMS = {
     "id twice": ({"_id": "q0"}, ["_id", "q0", "twice"]),
     "no answer": ({"answer": None}, ["item 1 (q1)", "answer"]),
     "question blank": ({"question": " "}, ["item 1 (q1)", "question"]),
-    "no context": ({"context": []}, ["q1", "context"]),
+    "no context": ({"context": []}, ["q1", "context: a list", "[]"]),
     "context of texts": ({"context": ["T1.0", "T1.1"]}, ["q1", "context", "T1.0"]),
     "sentences not texts": ({"context": [["T1.0", [1]]]}, ["q1", "context"]),
-    "no facts": ({"supporting_facts": []}, ["q1", "supporting_facts"]),
+    "no facts": ({"supporting_facts": []}, ["q1", "supporting_facts: a list", "[]"]),
     "facts begin with a number": ({"supporting_facts": [0, "T1.0"]}, ["q1", "supporting_facts"]),
     "facts of truth values": ({"supporting_facts": ["T1.0", True]}, ["q1", "supporting_facts"]),
     "gold not in context": ({"supporting_facts": [["Elsewhere", 0]]}, ["q1", "Elsewhere", "context"]),
@@ -208,6 +215,7 @@ def test_command_writes_the_same_bytes_every_time_and_they_load(write_items, tmp
     samples = load_jsonl(out[0])
     assert [sample.id for sample in samples] == [f"q{i}" for i in range(30)]
     assert list(samples[3].metadata) == ["type", "level", "num_documents", "seed", "evidence"]
+    assert samples[3].metadata["seed"] == 5
 
 
 def test_command_limit_and_pool(write_items, tmp_path):

@@ -42,7 +42,7 @@ def infer(folder, capsys):
 
     def infer(*arguments, model=folder):
         try:
-            code = module.main([*map(str, arguments), "--model", str(model), "--device", "cpu"])
+            code = module.main([*map(str, arguments), "--model", str(model)])
         except SystemExit as stop:
             code = stop.code
         captured = capsys.readouterr()
@@ -117,7 +117,7 @@ def test_mistakes_are_one_line_and_exit_code_2(infer, text_file, tmp_path):
         ((text_file, "-q", "red " * 7), "7 tokens, and the cap is 6"),
         ((text_file, "-q", "  "), "question is empty"),
         ((text_file,), "question"),
-        (("-q", Q), "FILE"),
+        (("-q", Q), "files"),
         ((text_file, "-q", Q, "--json", tmp_path), "cannot be written"),
         ((text_file, "-q", Q, "--trace", tmp_path / "none" / "x.html"), "cannot be written"),
         ((text_file, "-q", Q, "--jsn", "x"), "jsn"),
@@ -142,7 +142,7 @@ def test_bad_files_are_found_before_a_bad_model(infer, tmp_path):
 
 def test_document_that_does_not_fit_fails_alone(infer, text_file, tmp_path):
     out = tmp_path / "answers.json"
-    code, printed, _ = infer(text_file, "-q", Q, "--cache_gib", "0.00001", "--json", out)
+    code, printed, _ = infer(text_file, "-q", Q, "--cache_gib", "0.000005", "--json", out)
     assert code == 1 and "failed: ValueError" in printed and "cache_gib" in printed
     assert "cache_gib" in json.loads(out.read_text())[0]["error"]
 

@@ -1,4 +1,4 @@
-"""Turns to micro-batches: nothing lost, nothing twice, never too large, and one gradient however it is cut."""
+"""Turns to micro-batches: nothing lost, nothing twice, never too large, one gradient however it is cut."""
 
 import math
 import random
@@ -17,7 +17,7 @@ from memrl.types import Turn
 
 
 def make_turns(sizes):
-    """Turns of the given (prompt, response) sizes ; no id, logprob or advantage occurs twice."""
+    """Turns of the given (prompt, response) sizes; no id, logprob or advantage occurs twice."""
     numbers = count(1)
     turns = []
     for prompt_len, response_len in sizes:

@@ -177,6 +177,11 @@ def test_equal_seeds_reproduce_and_different_seeds_differ(tiny_model):
     assert matches < 10
 
 
+def test_a_draw_depends_on_the_place_in_the_response_and_not_on_the_prompts_length(flat_model):
+    completions = Sampler(flat_model).generate([[1], [2] * 9, [3] * 40], SamplingParams(20, seed=3))
+    assert completions[0].ids == completions[1].ids == completions[2].ids
+
+
 def test_a_repeated_context_does_not_repeat_the_draw(flat_model):
     # All distributions of this model are equal, so only the position can make one row's tokens differ.
     ids = Sampler(flat_model).generate([[1, 2]], SamplingParams(64, seed=3))[0].ids
@@ -454,8 +459,8 @@ def test_bytes_per_token_is_what_the_cache_takes(tiny_model):
 
 
 def test_requests_wait_for_room_in_the_cache(tiny_model):
-    sampler, limit = bounded_sampler(tiny_model, 256)
-    prompts = random_prompts([50, 3, 120, 200, 7, 60, 30, 90, 1, 1, 1, 1, 40, 249])
+    sampler, limit = bounded_sampler(tiny_model, 224)  # seven rows of 32 tokens, and not a power of two
+    prompts = random_prompts([50, 3, 120, 200, 7, 60, 30, 90, 1, 1, 1, 1, 1, 1, 1, 40, 217])
     requests = [
         Request(prompt, replace(GREEDY, max_new_tokens=4 + i % 5)) for i, prompt in enumerate(prompts[:-1])
     ]
@@ -595,7 +600,7 @@ def test_random_schedules_equal_one_request_at_a_time(tiny_model):
         actions=st.lists(st.one_of(st.just("step"), st.integers(0, len(prompts) - 1)), max_size=24),
         max_rows=st.integers(1, 5),
         max_prefill_tokens=st.integers(1, 60),
-        cache_tokens=st.sampled_from([64, 128, 320, 10_000]),
+        cache_tokens=st.sampled_from([64, 96, 224, 10_000]),
     )
     def check(actions, max_rows, max_prefill_tokens, cache_tokens):
         sampler, limit = bounded_sampler(

@@ -22,7 +22,7 @@ INJECTIONS = (
 def character_tokenizer() -> Tokenizer:
     """A tokenizer of one id per printable ASCII character.
 
-    The vocabulary also holds the words "ab" and "<|end|>", which no text is ever encoded to: whoever decodes and
+    The vocabulary also holds the words "ab" and "<|end|>", which no text is encoded to: whoever decodes and
     encodes a response again loses their ids.
     """
     from tokenizers import Regex, decoders, models, pre_tokenizers

@@ -9,13 +9,9 @@ from memrl.model.loader import from_scratch
 from memrl.prompts import Prompts
 from memrl.tokenizer import Tokenizer
 
-WORDS = (
-    "red blue green grey north south east west stone river cloud tree one two three four code name is . ? Q M S A"
-).split()
+WORDS = ("red blue green grey north south east west stone river cloud tree one two three four code name is . ? Q M S A").split()
 CHAT = "{% for m in messages %}<|im_start|> {{ m.content }} <|im_end|>{% endfor %}<|im_start|>"
-PROMPTS = Prompts(
-    memory="Q {question} M {memory} S {section}", answer="A Q {question} M {memory}", no_memory="none"
-)
+PROMPTS = Prompts(memory="Q {question} M {memory} S {section}", answer="A Q {question} M {memory}", no_memory="none")
 
 
 def make_tokenizer() -> Tokenizer:
@@ -24,14 +20,10 @@ def make_tokenizer() -> Tokenizer:
     from transformers import PreTrainedTokenizerFast
 
     special = ["<|unk|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    backend = Backend(
-        models.WordLevel({w: i for i, w in enumerate([*special, *WORDS, "none"])}, unk_token="<|unk|>")
-    )
+    backend = Backend(models.WordLevel({w: i for i, w in enumerate([*special, *WORDS, "none"])}, unk_token="<|unk|>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.decoder = decoders.WordPiece(prefix="##")
-    hf = PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<|unk|>", eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
+    hf = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<|unk|>", eos_token="<|im_end|>", pad_token="<|endoftext|>")
     hf.add_special_tokens({"additional_special_tokens": special[1:]})
     hf.chat_template = CHAT
     return Tokenizer(hf)
@@ -50,7 +42,5 @@ def make_folder(folder: Path, *, seed: int = 0, chunk_tokens: int = 8) -> Path:
         tie_word_embeddings=True,
     )
     save_model(from_scratch(config, seed), folder, tokenizer)
-    save_agent(
-        AgentConfig(PROMPTS, chunk_tokens, memory_tokens=4, answer_tokens=3, question_tokens=6), folder
-    )
+    save_agent(AgentConfig(PROMPTS, chunk_tokens, memory_tokens=4, answer_tokens=3, question_tokens=6), folder)
     return folder

@@ -115,10 +115,10 @@ def _question(item: Any, where: str) -> Question:
 
 def _text(item: Any, key: str, where: str) -> str:
     if not isinstance(item, dict):
-        raise ValueError(f"{where}: an object is needed, got {str(item)[:40]!r}")
+        raise ValueError(f"{where}: an object is needed, got {repr(item)[:40]}")
     value = item.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{where}: {key}: a text that is not blank is needed, got {str(value)[:40]!r}")
+        raise ValueError(f"{where}: {key}: a text that is not blank is needed, got {repr(value)[:40]}")
     return value
 
 
@@ -126,7 +126,7 @@ def _paragraphs(item: dict[str, Any], where: str) -> list[Paragraph]:
     allowed = "context: a list of [title, [sentence, ...]] is needed"
     context = item.get("context")
     if not isinstance(context, list) or not context:
-        raise ValueError(f"{where}: {allowed}, got {str(context)[:40]!r}")
+        raise ValueError(f"{where}: {allowed}, got {repr(context)[:40]}")
     paragraphs = []
     for entry in context:
         match entry:
@@ -134,7 +134,7 @@ def _paragraphs(item: dict[str, Any], where: str) -> list[Paragraph]:
                 # Sentences bring their leading spaces along; where there is none, none belongs there.
                 paragraphs.append(Paragraph(title, "".join(sentences).strip()))
             case _:
-                raise ValueError(f"{where}: {allowed}, got an entry {str(entry)[:40]!r}")
+                raise ValueError(f"{where}: {allowed}, got an entry {repr(entry)[:40]}")
     return paragraphs
 
 
@@ -143,7 +143,7 @@ def _facts(item: dict[str, Any], where: str) -> dict[str, list[int]]:
     problem = f"{where}: supporting_facts: a list of [title, sentence number] is needed"
     listed = item.get("supporting_facts")
     if not isinstance(listed, list) or not listed:
-        raise ValueError(f"{problem}, got {str(listed)[:40]!r}")
+        raise ValueError(f"{problem}, got {repr(listed)[:40]}")
     title = None
     for value in (part for entry in listed for part in (entry if isinstance(entry, list) else [entry])):
         if isinstance(value, str):
@@ -152,7 +152,7 @@ def _facts(item: dict[str, Any], where: str) -> dict[str, list[int]]:
         elif isinstance(value, int) and not isinstance(value, bool) and title is not None:
             facts[title].append(value)
         else:
-            raise ValueError(f"{problem}, got {str(value)[:40]!r} in it")
+            raise ValueError(f"{problem}, got {repr(value)[:40]} in it")
     return facts
 
 

@@ -157,5 +157,9 @@ def open_evaluation(options: Options, reader: ReaderOptions) -> Evaluation:
     folder = Path(options.out) if options.out else model.parent / "eval" / model.name
     results = Results(folder, settings, resume=options.resume == "auto")
     complete = all(key in results.rows for plan in plans for key in plan.keys)
-    llm = None if complete else open_llm(options.model, tokenizer, agent, reader)
+    try:
+        llm = None if complete else open_llm(options.model, tokenizer, agent, reader)
+    except BaseException:
+        results.close()
+        raise
     return Evaluation(options, agent, plans, results, llm)

@@ -56,9 +56,7 @@ def plot_accuracy(
     plt.close(figure)
 
 
-def _dress(
-    axes, lengths: list[int], score: str, unit: str, title: str, num_lines: int, trained_to: int | None
-) -> None:
+def _dress(axes, lengths: list[int], score: str, unit: str, title: str, num_lines: int, trained_to: int | None) -> None:
     axes.set_xscale("log", base=2)
     labelled = [lengths[0]]
     for length in lengths[1:]:
@@ -88,7 +86,7 @@ def _dress(
             fontsize=8.5,
         )
     if num_lines > 1:
-        axes.legend(frameon=False, loc="lower left", fontsize=9.5)
+        axes.legend(frameon=False, loc="best", fontsize=9.5)
     note = {"ha": "right", "fontsize": 7.5, "color": "#888888"}
     axes.annotate("bands: 95% Wilson intervals", (1, -0.135), xycoords="axes fraction", **note)
 

@@ -52,10 +52,8 @@ class Results:
         self.rows: dict[Key, Row] = {}
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"{self.folder} is not a folder; give another --out")
-        if not resume and (self.folder / CONFIG_FILE).exists():
-            raise ValueError(
-                f"{self.folder} already holds results; give another --out, delete it, or use --resume auto"
-            )
+        if not resume and self.path.exists() and self.path.stat().st_size:
+            raise ValueError(f"{self.folder} already holds results; give another --out, delete it, or use --resume auto")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("ab")
         try:
@@ -69,6 +67,9 @@ class Results:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._file.close()
 
     def add(self, row: Row) -> None:
@@ -86,22 +87,19 @@ class Results:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ValueError(
-                f"another process is writing to {self.folder}; wait for it, or give another --out"
-            ) from None
+            raise ValueError(f"another process is writing to {self.folder}; wait for it, or give another --out") from None
 
     def _take_up(self, settings: dict[str, Any]) -> None:
         config_path = self.folder / CONFIG_FILE
-        if config_path.exists():
+        has_rows = self.path.stat().st_size > 0  # settings that produced nothing bind nobody
+        if has_rows and config_path.exists():
             try:
                 old = json.loads(config_path.read_text(encoding="utf-8"))
             except ValueError:
-                raise ValueError(
-                    f"{config_path} is damaged; delete {self.folder} or give another --out"
-                ) from None
+                raise ValueError(f"{config_path} is damaged; delete {self.folder} or give another --out") from None
             _check_same(self.folder, old, settings)
             settings["tasks"] = old["tasks"] | settings["tasks"]
-        elif self.path.stat().st_size:
+        elif has_rows:
             raise ValueError(f"{self.path} exists without {CONFIG_FILE}; delete it or give another --out")
         fresh = config_path.with_name(f".{CONFIG_FILE}.new")
         fresh.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
@@ -118,9 +116,7 @@ class Results:
                 row = json.loads(line)
                 self.rows[row_key(row)] = row
             except (ValueError, KeyError, TypeError):
-                raise ValueError(
-                    f"{self.path} line {number} is damaged; delete that line, and it is run again"
-                ) from None
+                raise ValueError(f"{self.path} line {number} is damaged; delete that line, and it is run again") from None
 
 
 def fingerprint(
@@ -176,8 +172,7 @@ def _check_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     ]
     if differ:
         raise ValueError(
-            f"{folder} holds results made with other settings: {', '.join(differ)}; give another --out, "
-            "or the same settings"
+            f"{folder} holds results made with other settings: {', '.join(differ)}; give another --out, or the same settings"
         )
 
 

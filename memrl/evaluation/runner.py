@@ -71,9 +71,7 @@ def evaluate(
 
 def sample_keys(task: Task, lengths: Sequence[Length], num_samples: int | None) -> list[Key]:
     """All that `evaluate` runs, ordered by length and index."""
-    return [
-        (task.name, length, index) for length in lengths for index in range(task.count(length, num_samples))
-    ]
+    return [(task.name, length, index) for length in lengths for index in range(task.count(length, num_samples))]
 
 
 def row_key(row: Row) -> Key:
@@ -106,10 +104,7 @@ async def _run_one(
         "response": reading.response,
         "answer": reading.answer,
         "memory": reading.memory,
-        **{
-            score: 0.0 if failed else score_of(reading.response, sample.answers)
-            for score, score_of in scores.items()
-        },
+        **{score: 0.0 if failed else score_of(reading.response, sample.answers) for score, score_of in scores.items()},
         "chunks": reading.chunks_read,
         "tokens": reading.document_tokens,
         "error": reading.error,

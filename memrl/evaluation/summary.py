@@ -46,9 +46,7 @@ def summarize(rows: Iterable[Row], method: str = "memory") -> list[dict[str, Any
     for row in rows:
         groups.setdefault((row["task"], row["length"]), []).append(row)
     summary = []
-    for (task, length), group in sorted(
-        groups.items(), key=lambda item: (item[0][0], str(type(item[0][1])), item[0][1])
-    ):
+    for (task, length), group in sorted(groups.items(), key=lambda item: (item[0][0], str(type(item[0][1])), item[0][1])):
         n = len(group)
         entry = {"task": task, "length": length, "method": method, "n": n}
         entry["failures"] = sum(row["error"] is not None for row in group)
@@ -70,9 +68,7 @@ def write_summary(summary: list[dict[str, Any]], path: str | Path) -> None:
     os.replace(fresh, path)
 
 
-def print_table(
-    summary: list[dict[str, Any]], units: dict[str, str] | None = None, file: TextIO | None = None
-) -> None:
+def print_table(summary: list[dict[str, Any]], units: dict[str, str] | None = None, file: TextIO | None = None) -> None:
     """Print the summary for people: scores in percent with their 95% intervals.
 
     Args:
@@ -87,22 +83,18 @@ def print_table(
     if not console.is_terminal:
         console = Console(file=file, width=120)  # a log file has no width of its own
     table = Table(box=box.SIMPLE_HEAD)
-    for title in ("task", "length", "n", "failed", "strict %", "95%", "lenient %", "95%", "f1 %", "tokens"):
-        table.add_column(
-            title, justify="left" if title == "task" else "right", style="dim" if title == "95%" else ""
-        )
+    named = sorted({unit for unit in (units or {}).values() if unit})
+    title_of_lengths = f"length ({named[0]})" if len(named) == 1 else "length"
+    for title in ("task", title_of_lengths, "n", "failed", "strict %", "95%", "lenient %", "95%", "f1 %", "tokens"):
+        table.add_column(title, justify="left" if title == "task" else "right", style="dim" if title == "95%" else "")
     for entry in summary:
-        unit = (units or {}).get(entry["task"], "")
+        unit = (units or {}).get(entry["task"], "") if len(named) > 1 else ""
         table.add_row(
             entry["task"],
-            f"{entry['length']} {unit}".strip(),
+            f"{entry['length']} {unit}".rstrip(),
             str(entry["n"]),
             f"[red]{entry['failures']}[/]" if entry["failures"] else "0",
-            *(
-                text
-                for score in ("strict", "lenient")
-                for text in (_percent(entry[score]), _range(entry, score))
-            ),
+            *(text for score in ("strict", "lenient") for text in (_percent(entry[score]), _range(entry, score))),
             _percent(entry["f1"]),
             f"{entry['mean_tokens']:,.0f}",
         )

@@ -4,6 +4,7 @@ A task makes its documents one at a time, so a run over many long ones holds onl
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,7 +58,8 @@ class NeedleTask:
     version = "1"
 
     def __init__(self, tokenizer: Tokenizer, agent: AgentConfig):
-        self.segments_per_chunk = _segments_per_chunk(tokenizer, agent.chunk_tokens)
+        self.chunk_tokens = agent.chunk_tokens
+        self.mean_tokens, self.most_tokens = _sentence_tokens(tokenizer)
 
     def count(self, length: Length, wanted: int | None) -> int:
         return 128 if wanted is None else wanted
@@ -65,12 +67,16 @@ class NeedleTask:
     def sample(self, length: Length, index: int, seed: int) -> Sample:
         from memrl.data.needle import make_sample
 
-        return make_sample(
-            length, stable_id(seed, self.name, length, index), segments_per_chunk=self.segments_per_chunk
-        )
+        seed = stable_id(seed, self.name, length, index)
+        return make_sample(length, seed, segments_per_chunk=self.segments_per_chunk(length))
 
     def num_chunks(self, length: Length, count: int) -> int:
         return int(length) * count
+
+    def segments_per_chunk(self, length: int) -> int:
+        """As many sentences as fit with near certainty; what single chunks are longer by averages out with length."""
+        tokens = self.mean_tokens + (self.most_tokens - self.mean_tokens) / math.sqrt(length)
+        return max(1, math.floor(self.chunk_tokens / tokens))
 
 
 class FileTask:
@@ -108,13 +114,12 @@ def _hash(path: str | Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _segments_per_chunk(tokenizer: Tokenizer, chunk_tokens: int) -> int:
+def _sentence_tokens(tokenizer: Tokenizer) -> tuple[float, float]:
+    """Tokens of a generated sentence: the mean over many, and the highest mean over a chunk of a hundred."""
     from memrl.data.needle import make_sample
 
-    # Sentences differ by a token or so; over this many the mean is good to a part in a thousand.
-    count = 4000
-    text = make_sample(1, 0, segments_per_chunk=count).context
-    return max(1, round(chunk_tokens * count / len(tokenizer.encode(text))))
+    chunks = [len(tokenizer.encode(make_sample(1, seed, segments_per_chunk=100).context)) / 100 for seed in range(200)]
+    return sum(chunks) / len(chunks), max(chunks)
 
 
 def make_task(name: str, tokenizer: Tokenizer, agent: AgentConfig) -> Task:

@@ -76,7 +76,7 @@ def _own_start(config: TrainConfig, folder: RunFolder, agent: AgentConfig) -> Pa
 
     start = folder.path / "start"
     if distributed.rank() == 0 and not start.exists():
-        make_start(start, agent, config.seed)
+        make_start(start, agent, config.warm_start, config.seed)
     distributed.barrier()
     return start
 
