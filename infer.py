@@ -1,7 +1,9 @@
 """Read files of any length and answer questions about them.
 
-python infer.py war_and_peace.txt -q "Who does Natasha marry?" --model DIR
-python infer.py a.txt b.txt -q "..." -q "..." --model DIR --json answers.json --trace trace.html
+    python infer.py war_and_peace.txt -q "Who does Natasha marry?" --model DIR
+    python infer.py a.txt b.txt -q "..." -q "..." --model DIR --json answers.json --trace trace.html
+
+Every question is asked of every file, and all are read together.
 """
 
 import io

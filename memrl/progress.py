@@ -1,9 +1,11 @@
 """How far a long command is: a bar on a terminal, a plain line now and then everywhere else.
 
-with Progress("eval", total=2688, unit="chunks") as progress:
-    progress.advance(1, documents="12/128", strict=0.92)
+    with Progress("eval", total=2688, unit="chunks") as progress:
+        progress.advance(1, documents="64/128", strict=0.922)
 
-eval  1344/2688 chunks  50%  documents 64/128  strict 0.922  1:02 elapsed, 1:02 left
+prints, every ten seconds and at the end,
+
+    eval  1344/2688 chunks  50%  documents 64/128  strict 0.922  1:02 elapsed, 1:02 left
 """
 
 import sys

@@ -149,6 +149,7 @@ MISTAKES = {
     "system that is no text": (GOOD | {"system": ["be", "brief"]}, "'system'"),
     "missing slot": (GOOD | {"memory": "{question} {memory}"}, "{section}"),
     "slot twice": (GOOD | {"answer": "{question} {memory} {memory}"}, "'answer'"),
+    "one slot in another's stead": (GOOD | {"memory": "{question} {memory} {memory}"}, "'memory'"),
     "section in the answer": (GOOD | {"answer": "{question} {memory} {section}"}, "no other slot"),
 }
 

@@ -19,7 +19,7 @@ INJECTIONS = (
 )
 
 
-def character_tokenizer() -> Tokenizer:
+def character_tokenizer(more_words: tuple[str, ...] = ("ab", "<|end|>")) -> Tokenizer:
     """A tokenizer of one id per printable ASCII character.
 
     The vocabulary also holds the words "ab" and "<|end|>", which no text is encoded to: whoever decodes and
@@ -29,11 +29,13 @@ def character_tokenizer() -> Tokenizer:
     from tokenizers import Tokenizer as Backend
     from transformers import PreTrainedTokenizerFast
 
-    words = [*SPECIAL, "?unk", "\n", *map(chr, range(32, 127)), "ab", "<|end|>"]
+    words = [*SPECIAL, "?unk", "\n", *map(chr, range(32, 127)), *more_words]
     backend = Backend(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="?unk"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
-    hf = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    hf = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|im_end|>", unk_token="?unk", pad_token="<|endoftext|>"
+    )
     hf.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
     hf.chat_template = CHAT_TEMPLATE
     return Tokenizer(hf)
@@ -97,14 +99,14 @@ def test_stop_ids_are_end_of_turn_and_end_of_text(tokenizer):
 
 
 def test_stop_ids_hold_no_unknown_token():
-    # A vocabulary without a name answers the unknown token's id for it, which must not end responses.
-    tokenizer = character_tokenizer()
-    assert tokenizer.hf.convert_ids_to_tokens(list(tokenizer.stop_ids)) == [
-        "<|endoftext|>",
-        "<|im_end|>",
-        "<|end|>",
-    ]
-    assert tokenizer.hf.convert_tokens_to_ids("?unk") not in tokenizer.stop_ids
+    def names(tokenizer):
+        return tokenizer.hf.convert_ids_to_tokens(list(tokenizer.stop_ids))
+
+    assert names(character_tokenizer()) == ["<|endoftext|>", "<|im_end|>", "<|end|>"]
+    # A vocabulary without a name may answer the unknown token's id for it, which must not end responses.
+    without = character_tokenizer(more_words=())
+    assert without.hf.convert_tokens_to_ids("<|end|>") == without.hf.unk_token_id is not None
+    assert names(without) == ["<|endoftext|>", "<|im_end|>"]
 
 
 def test_render_chat_is_one_user_message_and_the_assistants_cue():

@@ -1,7 +1,9 @@
 """The results folder: rows as they come, safe against a kill at any moment, never of mixed settings.
 
-OUT/eval_config.json   what the rows depend on; a later command may add lengths, samples and tasks, no more
-OUT/samples.jsonl      one row per line, written when its document is finished
+    eval_config.json   what the rows depend on
+    samples.jsonl      one row per line, written when its document is finished
+
+A later command may add lengths, samples and tasks; with anything else changed it is refused.
 """
 
 from __future__ import annotations
