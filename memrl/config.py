@@ -1,7 +1,7 @@
 """Every setting of a training run, with its default and what it does.
 
-The defaults are those of the original's released 7B run; `configs/*.yaml` override them, and the command line overrides both. This
-module imports nothing heavy, so that `--help` answers at once.
+The defaults are those of the original's released 7B run; `configs/*.yaml` override them, and the command line overrides both.
+This module imports nothing heavy, so that `--help` answers at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What an agent talks to.
 
-A `LocalLLM` drives the sampler for any number of agents at once. Each agent is a coroutine with a `Session` of its own; whenever all
-of them wait, the sampler takes one step, and whoever got an answer goes on. No agent waits for another one's turn.
+A `LocalLLM` drives the sampler for any number of agents at once. Each agent is a coroutine with a `Session` of its own; whenever
+all of them wait, the sampler takes one step, and whoever got an answer goes on. No agent waits for another one's turn.
 """
 
 import asyncio

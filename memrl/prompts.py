@@ -1,8 +1,8 @@
 """Prompt files, and how a prompt becomes token ids.
 
 A prompt file holds the words of the memory agent's two kinds of turn, with the slots {question}, {memory} and {section} in any
-order. What fills a slot is always token ids, never text: the literal pieces are tokenised once, and a prompt is the pieces and the
-slots' ids strung together, so the ids that were sampled are the ids that the next turn sees.
+order. What fills a slot is always token ids, never text: the literal pieces are tokenised once, and a prompt is the pieces and
+the slots' ids strung together, so the ids that were sampled are the ids that the next turn sees.
 """
 
 import re

@@ -1,6 +1,6 @@
 """The gradient of a fixed batch does not depend on the number of ranks or on how the batch is cut.
 
-The ranks are real processes under torchrun with real DeepSpeed ZeRO-3; the yardstick is plain autograd on the whole batch at once.
+The ranks are real processes under torchrun with real DeepSpeed ZeRO-3; the yardstick is plain autograd on the whole batch.
 """
 
 import subprocess

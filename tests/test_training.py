@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from tests.tiny_folder import PROMPTS, make_folder
 from tests.workers import train_parity_reward
 

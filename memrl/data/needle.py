@@ -2,10 +2,10 @@
 
     code irene purple falcon . the wind moves slowly . code simon happy badger . the clock glows alone . the rain rests today .
 
-A document is a string of five-word sentences. A *chunk* is five of them, 25 words, 25 tokens. Facts `code NAME V1 V2 .` about many
-names stand among filler; the asked name has exactly one, the needle, in one random chunk. The question is `code NAME` and the
-answer is `NAME V1 V2`: beginning with the name makes each value the successor of what was just written, which a model of two layers
-can look up.
+A document is a string of five-word sentences. A *chunk* is five of them, 25 words, 25 tokens. Facts `code NAME V1 V2 .` about
+many names stand among filler; the asked name has exactly one, the needle, in one random chunk. The question is `code NAME` and
+the answer is `NAME V1 V2`: beginning with the name makes each value the successor of what was just written, which a model of two
+layers can look up.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from memrl.config import DataOptions
 from memrl.data.custom import load_jsonl
+from memrl.data.needle import make_sample
 from memrl.sampler.sampling import row_seed
 from memrl.types import Sample
 
@@ -27,7 +28,6 @@ class NeedleSource:
 
     def sample(self, step: int, index: int) -> Sample:
         chunks = random.Random(row_seed(self.seed, step)).randint(self.options.min_chunks, self.options.max_chunks)
-        from memrl.data.needle import make_sample
         return make_sample(chunks, row_seed(self.seed, step, index))
 
 

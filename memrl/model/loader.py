@@ -7,7 +7,7 @@ one shard.
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -88,7 +88,13 @@ def logits_of(model: Qwen2, ids: list[int]) -> Tensor:
     return model(torch.tensor(ids, device=model.device), PackedContext([len(ids)], model.device))
 
 
-def save_model(model: Qwen2, path: str | Path, tokenizer=None, max_shard_bytes: int = SHARD_BYTES) -> None:
+def save_model(
+    model: Qwen2,
+    path: str | Path,
+    tokenizer=None,
+    max_shard_bytes: int = SHARD_BYTES,
+    finish: Callable[[Path], None] | None = None,
+) -> None:
     """Write a folder that `load_model` and transformers load as it is, in the model's own dtype.
 
     Args:
@@ -96,7 +102,7 @@ def save_model(model: Qwen2, path: str | Path, tokenizer=None, max_shard_bytes: 
 
     Arguments, guarantees and errors otherwise as for `save_state`.
     """
-    save_state(model.state_dict(), model.config, str(model.dtype), path, tokenizer, max_shard_bytes)
+    save_state(model.state_dict(), model.config, str(model.dtype), path, tokenizer, max_shard_bytes, finish)
 
 
 def save_state(
@@ -106,6 +112,7 @@ def save_state(
     path: str | Path,
     tokenizer=None,
     max_shard_bytes: int = SHARD_BYTES,
+    finish: Callable[[Path], None] | None = None,
 ) -> None:
     """Write a Hugging Face folder from parameters that come one at a time, say gathered from ZeRO-3 ranks.
 
@@ -118,6 +125,7 @@ def save_state(
             is asked for. The output layer of a tied model is left out.
         dtype: "float32", "bfloat16" or "float16", what the weights are stored as.
         max_shard_bytes: one file's limit; more becomes several files and an index.
+        finish: writes further files into the folder that it is given, before the folder appears under its name.
 
     Raises CheckpointError for a `path` that holds something other than a model, and for tensors that are not
     the config's; nothing has changed at `path` then.
@@ -135,6 +143,8 @@ def save_state(
         if tokenizer is not None:
             raw |= _write_tokenizer(tokenizer, fresh)
         _write_json(fresh / "config.json", raw)
+        if finish is not None:
+            finish(fresh)
         _flush(fresh)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)

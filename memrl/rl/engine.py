@@ -88,8 +88,8 @@ def learning_rate_factor(update: int, total_updates: int, optim: OptimOptions) -
 def _import_deepspeed():
     """DeepSpeed, without its chatter and without compiling anything.
 
-    Its first `init_distributed` on a CPU builds a shared-memory op that only tensor-parallel inference uses; without a C++ compiler
-    that would end the run.
+    Its first `init_distributed` on a CPU builds a shared-memory op that only tensor-parallel inference uses; without a C++
+    compiler that would end the run.
     """
     if distributed.device().type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -26,8 +26,8 @@ def policy_loss(
         kl_t   = exp(d_t) - d_t - 1,  d_t = ref_logprob_t - logprob_t             k3, joschu.net/blog/kl-approx.html
         loss   = sum_t (pg_t + kl_coef kl_t) / num_tokens                         token mean, DAPO, arXiv 2503.14476, eq. 8
 
-    Separate bounds for the ratio are DAPO's clip-higher. `num_tokens` counts the response tokens of the whole optimizer step, over
-    all micro-batches and ranks, so the summed gradients do not depend on how the step was cut.
+    Separate bounds for the ratio are DAPO's clip-higher. `num_tokens` counts the response tokens of the whole optimizer step,
+    over all micro-batches and ranks, so the summed gradients do not depend on how the step was cut.
 
     Args:
         logprobs: fp32 [T], with gradient: the policy now.

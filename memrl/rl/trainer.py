@@ -130,8 +130,7 @@ class Trainer:
     def export(self, folder: Path) -> None:
         """Write the replica, which holds the current weights, as a Hugging Face folder that also carries the agent's settings."""
         if distributed.rank() == 0:
-            save_model(self.replica, folder, tokenizer=self.tokenizer.hf)
-            save_agent(self.agent, folder)
+            save_model(self.replica, folder, self.tokenizer, finish=lambda new: save_agent(self.agent, new))
         distributed.barrier()
 
 

@@ -1,15 +1,14 @@
 """The miniature's start: from random weights to a model that reads, imperfectly, in under a minute.
 
-A small model that is only shown the task does not learn to look anything up in reasonable time. So it first learns to look up, on
-random text that quotes itself, and then the form of the task, from a teacher with one bad habit: when a chunk *ends* in a fact about
-somebody else, it mostly writes that fact down and forgets what it knew. A model that copies this teacher answers short documents and
-loses the thread in long ones. Reinforcement learning has to find out, from right and wrong answers alone, that the habit is bad.
+A small model that is only shown the task does not learn to look anything up in reasonable time. So it first learns to look up,
+on random text that quotes itself, and then the form of the task, from a teacher with one bad habit: when a chunk *ends* in a fact
+about somebody else, it mostly writes that fact down and forgets what it knew. A model that copies this teacher answers short
+documents and loses the thread in long ones. Reinforcement learning has to find out, from right and wrong answers alone, that the
+habit is bad.
 """
 
 import math
-import os
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,16 +43,12 @@ class Batch:
 
 
 def make_start(folder: Path, agent: AgentConfig, options: WarmStartOptions, seed: int) -> None:
-    """Write the warmed-up miniature as a Hugging Face folder, whole or not at all."""
+    """Write the warmed-up miniature as a Hugging Face folder."""
     tokenizer = Tokenizer(build_tokenizer())
     model = build_model(tokenizer.vocab_size, seed)
     with Progress("warm start", options.quote_steps + options.teach_steps, "steps") as progress:
         warm_up(model, tokenizer, agent, options, seed, progress.advance)
-    unfinished = folder.with_name(f"{folder.name}.tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    save_model(model.eval(), unfinished, tokenizer=tokenizer)
-    save_agent(agent, unfinished)
-    os.replace(unfinished, folder)
+    save_model(model, folder, tokenizer, finish=lambda new: save_agent(agent, new))
 
 
 def build_model(vocab_size: int, seed: int) -> Qwen2:
@@ -192,8 +187,8 @@ def _pack_lessons(sequences: list[tuple[list[int], list[int]]]) -> Batch:
 def lesson(rng: random.Random, flaw: float, agent: AgentConfig) -> tuple[str, dict[str, str], str]:
     """One turn as the teacher does it: the prompt's text, its slots, the response.
 
-    The memory holds the answer (40%), somebody else's fact (15%) or nothing. The needle stands in the chunk with probability 0.6, or
-    0.25 when the memory has the answer already, and then counts as the newer truth. One lesson in eight is an answer turn.
+    The memory holds the answer (40%), somebody else's fact (15%) or nothing. The needle stands in the chunk with probability 0.6,
+    or 0.25 when the memory has the answer already, and then counts as the newer truth. One lesson in eight is an answer turn.
     """
     name, values = rng.choice(NAMES), draw_values(rng)
     kind = rng.random()

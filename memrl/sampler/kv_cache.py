@@ -1,7 +1,7 @@
 """Keys and values of the rows in flight, and what prefill and decoding attend to.
 
-Active rows always occupy places 0 .. n-1, so decoding reads the cache as a plain slice: when a row leaves, the last one moves into
-its place.
+Active rows always occupy places 0 .. n-1, so decoding reads the cache as a plain slice: when a row leaves, the last one moves
+into its place.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """From logits to the next token: pure functions over a batch of rows.
 
-Randomness is counter-based: the number that picks a row's token is a hash of (the row's seed, the token's position) and of nothing
-else, so a row does not depend on its batch mates, on the order of work, or on what was sampled before.
+Randomness is counter-based: the number that picks a row's token is a hash of (the row's seed, the token's position) and of
+nothing else, so a row does not depend on its batch mates, on the order of work, or on what was sampled before.
 """
 
 import hashlib
