@@ -362,6 +362,18 @@ def test_the_ends_of_a_large_vocabulary_are_reachable_and_in_range():
     assert ids.tolist() == [0, 151_935]
 
 
+def test_every_token_of_a_long_flat_tail_can_be_picked():
+    # A tail token has a probability of 7e-10, but fp32 sums near 1 are 6e-8 apart: most would never come up.
+    logits = torch.zeros(151_936)
+    logits[0] = math.log(1e4 * 151_935)
+    cdf = logits.log_softmax(-1).exp().double().cumsum(-1)
+    tokens = torch.arange(1, 151_936, 1111)
+    between = (cdf[tokens - 1] + cdf[tokens]) / 2 / cdf[-1]
+    ones = torch.ones(len(tokens))
+    ids, _ = sample_tokens(logits.expand(len(tokens), -1), ones, ones, ones.long() * 0, between, False)
+    assert torch.equal(ids, tokens)
+
+
 def test_greedy_and_sampled_rows_share_a_batch():
     logits = torch.tensor([[0.0, 1.0, 0.5], [0.0, 1.0, 0.5]])
     ids, _ = sample_tokens(

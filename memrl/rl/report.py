@@ -77,4 +77,4 @@ def format_table(before: list[dict], after: list[dict]) -> str:
         spans = ["{:.0f}-{:.0f}%".format(*(100 * bound for bound in entry["strict_interval"])) for entry in entries]
         lines += [[name, *cells], ["95% interval", *spans]]
     lines.append(["documents", *(str(entry["n"]) for entry in after)])
-    return "\n".join("| " + " | ".join(f"{cell:>7}" for cell in line) + " |" for line in lines)
+    return "\n".join(f"| {line[0]:<12} | " + " | ".join(f"{cell:>7}" for cell in line[1:]) + " |" for line in lines)

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from memrl.agents import AgentConfig
+from memrl.agents.memory import check_question
 from memrl.agents.settings import save_agent
 from memrl.config import TrainConfig
 from memrl.data.source import FileSource, NeedleSource, Source
@@ -60,6 +61,29 @@ class Trainer:
         )
         decoding = Decoding(rollout.temperature, rollout.top_p, rollout.top_k)
         self.llm = LocalLLM(sampler, tokenizer, decoding, agent.prompts.system)
+        self._check_limits(sampler)
+
+    def _check_limits(self, sampler: Sampler) -> None:
+        """Refuse now what would otherwise end the run at its first long document or question."""
+        agent, options = self.agent, self.config
+        if isinstance(self.source, FileSource):
+            for sample in self.source.samples:
+                try:
+                    check_question(self.tokenizer.encode(sample.question.strip()), agent)
+                except ValueError as error:
+                    raise ValueError(f"{options.data.path}: sample {sample.id}: {error}") from error
+        prompts = agent.prompts
+        literal = max(self.llm.template(text).num_tokens for text in (prompts.memory, prompts.answer))
+        response = max(agent.memory_tokens, agent.answer_tokens)
+        longest = literal + agent.question_tokens + agent.memory_tokens + agent.chunk_tokens + response
+        for name, limit in (
+            ("rl.micro_batch_tokens", options.rl.micro_batch_tokens),
+            ("rollout.cache_gib, in tokens,", sampler.cache_tokens),
+        ):
+            if longest > limit:
+                raise ValueError(
+                    f"the agent's limits allow turns of {longest} tokens, and {name} is {limit}; raise it, or lower the limits"
+                )
 
     def train(self, first_step: int, on_step: Callable[[int, dict[str, float]], None]) -> None:
         """Run the steps after `first_step`, saving as configured; `on_step(steps done, metrics)` is called after each."""

@@ -73,7 +73,7 @@ def build_model(vocab_size: int, seed: int) -> Qwen2:
 
 @torch.no_grad()
 def look_back(q_proj: nn.Linear, k_proj: nn.Linear, frequencies: Tensor, strength: float = 6.0, num_fast: int = 2) -> None:
-    """Set the biases so that head h attends to the token 1 + h places back, whatever the tokens are.
+    """Set the biases so that head h begins by attending to the token 1 + h places back, nearly whatever the tokens are.
 
     Every key gets the same bias b on its fastest rotary pairs, and head h's query gets b turned by -(1 + h) positions. The rotary
     embedding turns both by their own positions, so their product peaks where the key stands 1 + h places before the query.
