@@ -70,7 +70,8 @@ class LocalLLM:
                     task.result()  # what an agent raises ends the run now, not after hours of the others' work
                 if self.sampler.has_work:
                     for request in self.sampler.step():
-                        request.tag.set_result(request)
+                        if not request.tag.done():  # an agent may have stopped waiting, by a time limit of its own say
+                            request.tag.set_result(request)
                 elif live:
                     await asyncio.wait(live, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
                 elif exhausted:

@@ -69,6 +69,8 @@ class Sampler:
             max_prefill_tokens: prompt tokens of one admission; a single longer prompt is admitted alone.
             cache_gib: bound on the key/value cache. Requests wait for room; one that can never fit is an error.
         """
+        if max_rows < 1 or max_prefill_tokens < 1:
+            raise ValueError(f"max_rows ({max_rows}) and max_prefill_tokens ({max_prefill_tokens}) must be at least 1")
         self.model, self.tokenizer = model, tokenizer
         self.max_rows, self.max_prefill_tokens = max_rows, max_prefill_tokens
         self.cache = KVCache(model)
