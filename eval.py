@@ -3,7 +3,8 @@
     python eval.py --model runs/tiny/model --lengths 1,4,16,64
     python eval.py --model DIR --task my_questions.jsonl --out results/mine
 
-The same command again continues where it was stopped; more lengths, samples or tasks add to it.
+The same command again continues where it was stopped and runs again what failed; more lengths, samples or
+tasks add to it.
 """
 
 import sys

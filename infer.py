@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memrl.cli import Parser, user_errors
+from memrl.limits import check_cache
 from memrl.progress import Progress, format_seconds
 from memrl.reading import Reading, chunk_pace, read_documents, read_text
-from memrl.runtime import ReaderOptions, load_settings, open_llm, peak_memory
+from memrl.runtime import ReaderOptions, check_seed, load_settings, open_llm, peak_memory
 from memrl.types import Sample
 from memrl.verify import last_boxed
 
@@ -66,13 +67,18 @@ def main(arguments: list[str] | None = None) -> int:
     readings: list[Reading] = []
     try:
         with user_errors():
+            check_seed(options.seed)
             samples = make_samples(files, questions)
             for path in (options.json, options.trace):
                 check_output(path)
             agent, tokenizer = load_settings(options.model, reader)
-            check_questions(questions, tokenizer, agent)
+            longest_question = check_questions(questions, tokenizer, agent)
             llm = open_llm(options.model, tokenizer, agent, reader)
-        total = count_chunks(samples, llm, agent.chunk_tokens)
+            sizes, unknown = measure(samples, llm)
+            longest = {"document_tokens": max(sizes), "question_tokens": longest_question}
+            check_cache(llm.sampler, tokenizer, agent, **longest)
+        warn_of_unknown(unknown)
+        total = sum(-(-size // agent.chunk_tokens) for size in sizes)
         began = time.monotonic()
         with Progress("read", total, "chunks") as progress:
             read_documents(llm, samples, agent, Watcher(progress, readings, len(samples)), seed=options.seed)
@@ -108,34 +114,38 @@ def check_output(path: str | None) -> None:
     """Now, and not after an hour of reading."""
     if path is None:
         return
-    if Path(path).is_dir() or not os.access(Path(path).absolute().parent, os.W_OK):
+    if Path(path).is_dir() or not os.access(Path(path).resolve().parent, os.W_OK):
         raise ValueError(f"{path} cannot be written; give the name of a file in a folder that exists")
 
 
-def check_questions(questions: list[str], tokenizer, agent) -> None:
+def check_questions(questions: list[str], tokenizer, agent) -> int:
+    """Tokens of the longest question; ValueError if one is too long."""
     from memrl.agents.memory import check_question
 
-    for question in questions:
-        check_question(tokenizer.encode(question.strip()), agent)
+    return max(len(check_question(tokenizer.encode(question.strip()), agent)) for question in questions)
 
 
-def count_chunks(samples: list[Sample], llm: "LocalLLM", chunk_tokens: int) -> int:
-    """Chunks of all samples together. Warns about documents that a closed vocabulary does not cover."""
-    total, warned = 0, set()
-    unknown = llm.tokenizer.hf.unk_token_id
+def measure(samples: list[Sample], llm: "LocalLLM") -> tuple[list[int], dict[str, float]]:
+    """Document tokens of every sample; by file, the share of them that the vocabulary does not know."""
+    sizes, unknown = [], {}
+    unknown_id = llm.tokenizer.hf.unk_token_id
     for sample in samples:
         ids = llm.encode(sample.context)
-        total += -(-len(ids) // chunk_tokens)
-        file = sample.metadata["file"]
-        share = ids.count(unknown) / len(ids) if unknown is not None and ids else 0.0
-        if share > UNKNOWN_SHARE and file not in warned:
-            warned.add(file)
+        sizes.append(len(ids))
+        if unknown_id is not None and ids:
+            unknown[sample.metadata["file"]] = ids.count(unknown_id) / len(ids)
+    return sizes, unknown
+
+
+def warn_of_unknown(unknown: dict[str, float]) -> None:
+    """About documents that a closed vocabulary does not cover."""
+    for file, share in unknown.items():
+        if share > UNKNOWN_SHARE:
             print(
                 f"warning: {file}: this model's vocabulary lacks {share:.0%} of the text, so expect no "
                 "sensible answer; use a model with a general tokenizer",
                 file=sys.stderr,
             )
-    return total
 
 
 class Watcher:
@@ -182,12 +192,21 @@ def write_outputs(readings: list[Reading], samples: list[Sample], options: Infer
             }
             for reading in finished
         ]
-        text = json.dumps(records, indent=2, ensure_ascii=False)
-        Path(options.json).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+        write_whole(options.json, json.dumps(records, indent=2, ensure_ascii=False) + "\n")
     if options.trace is not None:
         from memrl.trace import write_trace
 
         write_trace(options.trace, finished or readings)
+
+
+def write_whole(path: str, text: str) -> None:
+    """Write a file whole or not at all: a kill or a full disk must not cost the answers of an earlier run."""
+    target = Path(path).resolve()  # a link stays a link
+    whole = target.is_file() or not target.exists()  # a pipe or /dev/stdout must not be replaced by a file
+    fresh = target.with_name(f".{target.name}.new") if whole else Path(path)
+    fresh.write_text(text, encoding="utf-8", errors="backslashreplace")
+    if whole:
+        os.replace(fresh, target)
 
 
 def print_answer(reading: Reading, show_memory: bool, show_file: bool) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from memrl.cli import Parser, user_errors
-from memrl.config import TrainConfig, validate
+from memrl.config import TrainConfig, validate, validate_start
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent / "configs" / "tiny.yaml"
 
@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> int:
     with user_errors():
         config = parse(arguments)
         validate(config)
+        validate_start(config)
     # Late, because torch and DeepSpeed take seconds, which --help and mistakes need not wait for.
     from memrl.rl.run import run
 

@@ -50,7 +50,7 @@ def main() -> None:
     settings = {
         "run_dir": out / "run", "model.path": out / "start", "data.path": data,
         **{f"agent.{name}": value for name, value in limits.items()},
-        "rl.steps": 2, "rl.prompts_per_step": 4, "rl.group_size": 2, "rl.updates_per_step": 2,
+        "device": "auto", "rl.steps": 2, "rl.prompts_per_step": 4, "rl.group_size": 2, "rl.updates_per_step": 2,
         "checkpoint.every": 1,
     }  # fmt: skip
     options = [part for name, value in settings.items() for part in (f"--{name}", value)]

@@ -53,7 +53,8 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx, grad_logprobs, _):
         hidden, weight, targets, lses = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        # fp32, so that the sum over chunks does not depend on how many there are.
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         start = 0
         for h, t, lse, grad in _chunks(weight, hidden, targets, lses, grad_logprobs):
             grad_z = _scaled_logits(h, weight, ctx.temperature).sub_(lse[:, None]).exp_().mul_(-grad[:, None])
@@ -62,9 +63,9 @@ class _TokenLogprobs(torch.autograd.Function):
             if grad_hidden is not None:
                 torch.mm(grad_z, weight, out=grad_hidden[start : start + len(h)])
             if grad_weight is not None:
-                grad_weight.addmm_(grad_z.t(), h)
+                grad_weight += grad_z.t() @ h
             start += len(h)
-        return grad_hidden, grad_weight, None, None
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
 
 
 def _scaled_logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:

@@ -6,6 +6,8 @@ This module imports nothing heavy, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import math
+import operator
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Literal
@@ -185,6 +187,8 @@ class TrainConfig:
     """auto goes on from the run folder's last checkpoint; no refuses a folder that already holds a run."""
     seed: int = 0
     """All randomness is a function of it."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes the GPUs where there are any; cuda refuses to start without."""
     threads: int = 0
     """CPU threads of each rank; 0 shares the machine's cores out."""
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -212,49 +216,104 @@ def _require_values(options: object, prefix: str = "") -> None:
             raise ValueError(f"{prefix}{item.name} is null; give it a value or remove its line")
 
 
+# Smallest and largest allowed value of every number that has bounds.
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "seed": (0, 2**62),
+    "threads": (0, 4096),
+    "warm_start.quote_steps": (0, math.inf),
+    "warm_start.teach_steps": (0, math.inf),
+    "warm_start.flaw": (0, 1),
+    "warm_start.batch_size": (1, math.inf),
+    "data.min_chunks": (1, math.inf),
+    "agent.chunk_tokens": (1, math.inf),
+    "agent.memory_tokens": (1, math.inf),
+    "agent.answer_tokens": (1, math.inf),
+    "agent.question_tokens": (1, math.inf),
+    "rollout.max_rows": (1, math.inf),
+    "rollout.max_prefill_tokens": (1, math.inf),
+    "rl.steps": (1, math.inf),
+    "rl.prompts_per_step": (1, math.inf),
+    "rl.group_size": (2, math.inf),
+    "rl.updates_per_step": (1, math.inf),
+    "rl.epochs": (1, math.inf),
+    "rl.kl_coef": (0, math.inf),
+    "rl.micro_batch_tokens": (1, math.inf),
+    "optim.min_lr_ratio": (0, 1),
+    "optim.warmup_updates": (0, math.inf),
+    "optim.beta1": (0, 0.9999999),
+    "optim.beta2": (0, 0.9999999),
+    "optim.weight_decay": (0, math.inf),
+    "engine.persistence_threshold": (0, math.inf),
+    "checkpoint.every": (0, math.inf),
+    "checkpoint.keep_last": (1, math.inf),
+    "report.samples": (1, math.inf),
+    "report.samples_long": (1, math.inf),
+    "report.max_rows": (1, math.inf),
+}
+_POSITIVE = ("rollout.temperature", "rollout.cache_gib", "rl.clip_low", "rl.clip_high", "optim.lr", "optim.grad_clip")
+
+
 def validate(config: TrainConfig) -> None:
     """Every check that no single field's type can make; raises ValueError naming the field and the fix."""
+    _require_values(config)
     rl, data, rollout = config.rl, config.data, config.rollout
 
     def require(condition: bool, message: str) -> None:
         if not condition:
             raise ValueError(message)
 
-    _require_values(config)
-    for name, value in (
-        ("rl.steps", rl.steps),
-        ("rl.prompts_per_step", rl.prompts_per_step),
-        ("rl.updates_per_step", rl.updates_per_step),
-        ("rl.epochs", rl.epochs),
-        ("rl.micro_batch_tokens", rl.micro_batch_tokens),
-        ("agent.chunk_tokens", config.agent.chunk_tokens),
-        ("agent.memory_tokens", config.agent.memory_tokens),
-        ("agent.answer_tokens", config.agent.answer_tokens),
-        ("agent.question_tokens", config.agent.question_tokens),
-        ("rollout.max_rows", rollout.max_rows),
-        ("rollout.max_prefill_tokens", rollout.max_prefill_tokens),
-        ("data.min_chunks", data.min_chunks),
-        ("checkpoint.keep_last", config.checkpoint.keep_last),
-    ):
-        require(value >= 1, f"{name} is {value}; it must be at least 1")
-    require(rl.group_size >= 2, f"rl.group_size is {rl.group_size}; a group's baseline needs at least 2 rollouts")
+    for name, (low, high) in _BOUNDS.items():
+        value = operator.attrgetter(name)(config)
+        limit = f"at least {low}" if high == math.inf else f"between {low} and {high:.9g}"
+        why = "; a group's baseline needs at least 2 rollouts" if name == "rl.group_size" else ""
+        require(low <= value <= high, f"{name} is {value}; it must be {limit}{why}")
+    for name in _POSITIVE:
+        value = operator.attrgetter(name)(config)
+        require(0 < value < math.inf, f"{name} is {value}; it must be positive")
     require(
         rl.updates_per_step <= rl.prompts_per_step,
         f"rl.updates_per_step ({rl.updates_per_step}) is above rl.prompts_per_step ({rl.prompts_per_step}); an optimizer step "
         "takes whole groups, so there can be no more steps than groups",
     )
     require(data.max_chunks >= data.min_chunks, "data.max_chunks must be at least data.min_chunks")
-    require(rollout.temperature > 0, "rollout.temperature must be positive: a greedy policy has nothing to explore with")
     require(
         rollout.top_p == 1 and rollout.top_k == 0,
         "rollout.top_p must be 1 and rollout.top_k 0 in training: the loss differentiates the full softmax, and sampling from a "
         "truncated one would bias it",
     )
-    require(0 < rl.clip_low < 1 and rl.clip_high > 0, "rl.clip_low must lie in (0, 1) and rl.clip_high above 0")
+    require(rl.clip_low < 1, f"rl.clip_low is {rl.clip_low}; it must be below 1")
     require(rl.dual_clip is None or rl.dual_clip > 1, f"rl.dual_clip is {rl.dual_clip}; it must be above 1, or null for off")
-    require(rl.kl_coef >= 0, f"rl.kl_coef is {rl.kl_coef}; it must not be negative")
-    require(config.optim.lr > 0, f"optim.lr is {config.optim.lr}; it must be positive")
-    if config.model.path is not None:
-        require(data.path is not None, "data.path is missing: a model of your own (model.path) needs documents of your own")
-        require(Path(config.model.path).is_dir(), f"model.path {config.model.path} is not a folder")
-    require(data.path is None or Path(data.path).is_file(), f"data.path {data.path} is not a file")
+    lengths = config.report.lengths
+    require(
+        all(length >= 1 for length in lengths) and len(set(lengths)) == len(lengths),
+        f"report.lengths is {lengths}; it must hold different numbers of chunks, each at least 1",
+    )
+
+
+def validate_start(config: TrainConfig) -> None:
+    """Whether what the run starts from is there; a model of one's own and the miniature share no settings. Raises ValueError."""
+    model, data = config.model.path, config.data.path
+    miniature = config.agent.prompts == "miniature"
+
+    def require(condition: bool, message: str) -> None:
+        if not condition:
+            raise ValueError(message)
+
+    if model is not None:
+        require(Path(model).is_dir(), f"model.path {model} is not a folder; download the checkpoint there, or correct the path")
+        require(data is not None, "data.path is missing: a model of your own (model.path) needs documents of your own")
+        require(
+            not miniature and not config.report.lengths,
+            "model.path is set, but agent.prompts or report.lengths are the miniature's; give --config configs/memagent_7b.yaml "
+            "or another that fits your model (without --config, configs/tiny.yaml is used)",
+        )
+    else:
+        require(data is None, "data.path is set, but model.path is not: the miniature reads its own documents only")
+        require(
+            miniature,
+            "model.path is not set, so this would be the miniature, but its settings are missing; give --config "
+            "configs/tiny.yaml first, or a model.path",
+        )
+    require(data is None or Path(data).is_file(), f"data.path {data} is not a file")
+
+

@@ -80,6 +80,8 @@ class LocalLLM:
             for task in live:
                 task.cancel()
             self.sampler.abort()
+            # One error is raised above; the others' must be looked at too, or asyncio prints each of them.
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Session:

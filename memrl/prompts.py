@@ -81,11 +81,27 @@ class PromptTemplate:
     """A prompt's text inside the model's chat template, tokenised piece by piece."""
 
     def __init__(self, text: str, tokenizer: Tokenizer, system: str | None = None):
+        """
+        Raises:
+            ValueError: the chat template fails, or does not show the user's message once and unchanged.
+        """
+        from jinja2 import TemplateError
+
         # The slots travel through the chat template as marks that no template has a reason to touch.
         marks = {name: f"\u241f{name}\u241f" for name in _SLOT.findall(text)}
-        rendered = tokenizer.render_chat(_SLOT.sub(lambda match: marks[match[1]], text.strip()), system)
+        try:
+            rendered = tokenizer.render_chat(_SLOT.sub(lambda match: marks[match[1]], text.strip()), system)
+        except TemplateError as error:  # some templates raise for a system message
+            reason = " ".join(str(error).split())
+            given = "a system message and a user message" if system else "a user message"
+            raise ValueError(f"the tokenizer's chat template does not take {given}: {reason}") from error
         pieces = re.split("\u241f(question|memory|section)\u241f", rendered)
-        assert sorted(pieces[1::2]) == sorted(marks), f"the chat template changed the prompt's slots: {rendered!r}"
+        if sorted(pieces[1::2]) != sorted(marks):
+            wrong, times = next((name, n) for name in marks if (n := pieces[1::2].count(name)) != 1)
+            raise ValueError(
+                f"the tokenizer's chat template shows the prompt's slot {{{wrong}}} {times} times; it must show "
+                "the user's message exactly once and unchanged"
+            )
         self.pieces = [tokenizer.encode_template(piece) for piece in pieces[0::2]]
         self.slots = pieces[1::2]
 

@@ -68,7 +68,7 @@ def load_settings(model: str | Path, options: ReaderOptions) -> "tuple[AgentConf
         raise ValueError(f"there is no model folder {model}; give a Hugging Face folder (config.json, safetensors)")
     for name, value, allowed in (
         ("max_rows", options.max_rows, options.max_rows >= 1),
-        ("cache_gib", options.cache_gib, options.cache_gib > 0),
+        ("cache_gib", options.cache_gib, 0 < options.cache_gib < float("inf")),
         ("threads", options.threads, options.threads >= 0),
         ("temperature", options.temperature, 0 <= options.temperature < float("inf")),
         ("top_p", options.top_p, 0 < options.top_p <= 1),
@@ -85,6 +85,8 @@ def load_settings(model: str | Path, options: ReaderOptions) -> "tuple[AgentConf
 def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", options: ReaderOptions) -> "LocalLLM":
     """Load the weights and put a sampler in front of them.
 
+    Whether its cache is large enough depends on the documents: see `memrl.limits.check_cache`.
+
     Raises:
         ValueError: the device is not there, or the folder holds no usable weights.
     """
@@ -98,6 +100,13 @@ def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", op
     sampler = Sampler(weights, tokenizer, max_rows=options.max_rows, cache_gib=options.cache_gib)
     decoding = Decoding(options.temperature, options.top_p, options.top_k)
     return LocalLLM(sampler, tokenizer, decoding, agent.prompts.system)
+
+
+def check_seed(seed: int) -> int:
+    """The seed as it is, or a ValueError: sampling hashes it as a signed 64-bit number."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed is {seed}; it must lie between 0 and {2**63 - 1}")
+    return seed
 
 
 def pick_device(name: str = "auto"):

@@ -71,7 +71,6 @@ class Trajectory:
         memory: text of the memory that the answer was given from.
         reward: what training maximises (the strict verifier); set by the rollout, not by the agent.
         scores: every other score by name, the lenient verifier among them.
-        error: one line saying why there is no answer; such a trajectory scores 0 and is never trained on.
     """
 
     turns: list[Turn] = field(default_factory=list)
@@ -79,7 +78,6 @@ class Trajectory:
     memory: str = ""
     reward: float = 0.0
     scores: dict[str, float] = field(default_factory=dict)
-    error: str | None = None
 
 
 @dataclass

@@ -1,16 +1,19 @@
 """The memory agent, through a `LocalLLM` over a scripted sampler or over a tiny model."""
 
 import asyncio
+import gc
 import math
 from dataclasses import replace
 
 import pytest
 
 from memrl.agents import AgentConfig, memory_agent
+from memrl.limits import check_cache, longest_turn
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import Qwen2
 from memrl.prompts import Prompts
-from memrl.sampler import Sampler, row_seed
+from memrl.sampler import Request, Sampler, SamplingParams, row_seed
+from memrl.sampler.kv_cache import KVCache
 from memrl.types import Sample
 from tests.test_tokenizer import character_tokenizer
 
@@ -97,7 +100,7 @@ def test_every_prompt_and_response_of_a_reading(tokenizer):
         assert shown(tokenizer, turn) == in_chat(f"Q=why?;M={memory};S={section};")
     assert shown(tokenizer, trajectory.turns[-1]) == in_chat("Q=why?;M=five;\\boxed{}")
     assert [turn.text for turn in trajectory.turns] == ["one", "two", "three", "four", "five", "42"]
-    assert (trajectory.response, trajectory.memory, trajectory.error) == ("42", "five", None)
+    assert (trajectory.response, trajectory.memory) == ("42", "five")
     # A turn holds what the sampler saw and gave, id for id.
     for turn, request in zip(trajectory.turns, sampler.requests, strict=True):
         assert turn.prompt_ids == request.prompt_ids
@@ -383,6 +386,64 @@ def test_an_exception_in_one_agent_ends_the_run_and_cleans_up(small_model, token
     fresh = LocalLLM(Sampler(small_model), tokenizer, Decoding())
     expected = fresh.run([memory_agent(fresh.session(4), sample, CONFIG)])[0]
     assert [turn.response_ids for turn in again.turns] == [turn.response_ids for turn in expected.turns]
+
+
+def test_of_many_errors_one_is_told(tokenizer, caplog):
+    _, llm, _ = scripted(tokenizer, lambda request: tokenizer.encode("m"))
+
+    async def failing(index):
+        raise Boom(index)
+
+    async def failing_at_its_end():
+        try:
+            await llm.session(0).chat([1], kind="answer", max_new_tokens=1)
+        except asyncio.CancelledError:
+            raise Boom("while it was cancelled") from None
+
+    with pytest.raises(Boom):
+        llm.run([failing_at_its_end(), *(failing(index) for index in range(5))], concurrency=6)
+    gc.collect()  # asyncio complains when a failed task goes
+    assert caplog.messages == []
+
+
+# The longest turn
+
+
+@pytest.mark.parametrize(
+    ("change", "document", "expected"),
+    [
+        ({}, DOCUMENT, None),
+        ({"answer_tokens": 40}, DOCUMENT, None),  # the answer turn is the longest
+        ({"memory_tokens": 2}, DOCUMENT, None),  # what stands there first is longer than the cap
+        ({"chunk_tokens": 500}, DOCUMENT, len(DOCUMENT)),
+    ],
+)
+def test_longest_turn_is_that_of_an_agent_that_uses_all_it_may(tokenizer, change, document, expected):
+    config = replace(CONFIG, **change)
+    if config.memory_tokens == 7:
+        config = replace(config, prompts=replace(PROMPTS, no_memory="7 there"))
+    _, _, read = scripted(tokenizer, lambda request: tokenizer.encode("x" * 50), config, system="Be brief.")
+    config = replace(config, prompts=replace(config.prompts, system="Be brief."))
+    turns = read(Sample("s", "q" * config.question_tokens, document)).turns
+    longest = max(len(turn.prompt_ids) + len(turn.response_ids) for turn in turns)
+    assert longest_turn(tokenizer, config, document_tokens=expected) == longest
+    assert longest_turn(tokenizer, config) == longest + (500 - len(DOCUMENT) if expected else 0)
+    sized = {"document_tokens": expected, "question_tokens": 3}
+    assert longest_turn(tokenizer, config, **sized) == longest - config.question_tokens + 3
+
+
+def test_cache_check_agrees_with_the_sampler(small_model, tokenizer):
+    needed = Request([0] * longest_turn(tokenizer, CONFIG), SamplingParams(1)).max_len
+    size = KVCache.bytes_per_token(small_model.config, small_model.dtype)
+    for tokens in (needed, needed - 1):
+        sampler = Sampler(small_model, cache_gib=tokens * size / 2**30)
+        llm = LocalLLM(sampler, tokenizer, Decoding(temperature=2.0))
+        if tokens == needed:
+            check_cache(sampler, tokenizer, CONFIG)
+            llm.run([memory_agent(llm.session(0, i), Sample("s", "q" * 20, DOCUMENT), CONFIG) for i in range(5)])
+        else:
+            with pytest.raises(ValueError, match=rf"{needed} tokens.*{tokens};.*--cache_gib"):
+                check_cache(sampler, tokenizer, CONFIG)
 
 
 def test_a_prompt_that_does_not_fit_the_cache_reaches_the_caller(small_model, tokenizer):

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from memrl import cli, config
-from memrl.config import OptimOptions, TrainConfig, validate
+from memrl.config import OptimOptions, TrainConfig, validate, validate_start
 
 REPO = Path(__file__).resolve().parent.parent
 CONFIGS = sorted(p for p in (REPO / "configs").rglob("*.yaml") if "prompts" not in p.relative_to(REPO).parts)
@@ -261,8 +261,8 @@ WRONG = [
     ({"rl__group_size": 1}, r"rl\.group_size is 1.*at least 2"),
     ({"rl__updates_per_step": 129}, r"rl\.updates_per_step \(129\) is above rl\.prompts_per_step \(128\)"),
     ({"data__min_chunks": 9}, r"data\.max_chunks must be at least data\.min_chunks"),
-    ({"rollout__temperature": 0.0}, r"rollout\.temperature must be positive"),
-    ({"rollout__temperature": -1.0}, r"rollout\.temperature must be positive"),
+    ({"rollout__temperature": 0.0}, r"rollout\.temperature is .* must be positive"),
+    ({"rollout__temperature": -1.0}, r"rollout\.temperature is .* must be positive"),
     ({"rollout__top_p": 0.95}, r"rollout\.top_p must be 1"),
     ({"rollout__top_k": 50}, r"rollout\.top_k 0"),
     ({"rl__clip_low": 0.0}, r"rl\.clip_low"),
@@ -271,13 +271,33 @@ WRONG = [
     ({"rl__dual_clip": 1.0}, r"rl\.dual_clip is 1\.0.*above 1, or null"),
     ({"rl__kl_coef": -0.1}, r"rl\.kl_coef is -0\.1"),
     ({"optim__lr": 0.0}, r"optim\.lr is 0\.0"),
-    ({"model__path": "."}, r"data\.path is missing"),
-    (
-        {"model__path": "no/such/folder", "data__path": __file__},
-        r"model\.path no/such/folder is not a folder",
-    ),
-    ({"data__path": "no/such/file"}, r"data\.path no/such/file is not a file"),
+    ({"seed": -1}, r"seed is -1; it must be between"),
+    ({"threads": -1}, r"threads is -1"),
+    ({"optim__beta1": 1.5}, r"optim\.beta1 is 1\.5; it must be between 0 and 0.9999999"),
+    ({"optim__grad_clip": 0.0}, r"optim\.grad_clip is 0\.0; it must be positive"),
+    ({"checkpoint__every": -1}, r"checkpoint\.every is -1; it must be at least 0"),
+    ({"warm_start__batch_size": 0}, r"warm_start\.batch_size is 0"),
+    ({"report__samples": 0}, r"report\.samples is 0"),
+    ({"report__lengths": [4, 0]}, r"report\.lengths is \[4, 0\]"),
+    ({"report__lengths": [4, 4]}, r"report\.lengths is \[4, 4\]"),
 ]
+
+WRONG_STARTS = [
+    ({"model__path": "."}, r"data\.path is missing"),
+    ({"model__path": "no/such/folder", "data__path": __file__}, r"model\.path no/such/folder is not a folder"),
+    ({"model__path": ".", "data__path": "no/such/file"}, r"data\.path no/such/file is not a file"),
+    ({"model__path": ".", "data__path": __file__, "agent__prompts": "miniature"}, r"give --config"),
+    ({"model__path": ".", "data__path": __file__, "report__lengths": [1]}, r"give --config"),
+    ({"data__path": __file__, "agent__prompts": "miniature"}, r"data\.path is set, but model\.path is not"),
+    ({}, r"give --config configs/tiny\.yaml"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), WRONG_STARTS, ids=str)
+def test_a_start_that_is_not_there_or_not_meant_is_a_one_line_error(fields, message):
+    with pytest.raises(ValueError, match=message) as error:
+        validate_start(changed(**fields))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -310,8 +330,6 @@ RIGHT = [
     {"rl__dual_clip": 1.01},
     {"rl__kl_coef": 0.0},
     {"checkpoint__every": 0},
-    {"model__path": str(REPO), "data__path": __file__},
-    {"data__path": __file__},
 ]
 
 

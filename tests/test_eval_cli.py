@@ -94,11 +94,50 @@ def test_killed_command_continues_with_the_same_rows(folder, questions, tmp_path
     assert (out / "summary.json").read_text() == (tmp_path / "whole" / "summary.json").read_text()
 
     content = samples.read_bytes()
-    code, printed, errors = run_main(capsys, *options, "--out", out)
+    code, printed, _ = run_main(capsys, *options, "--out", out)
+    assert code == 0 and printed.startswith("1 documents, ")  # the one that failed, and it fails again
+    assert samples.read_bytes() == content
+    code, printed, errors = run_main(capsys, *options, "--out", out, "--samples", 5)
     assert code == 0 and "results:" in printed and "documents" not in printed and errors == []
     assert samples.read_bytes() == content
     code, _, errors = run_main(capsys, *options, "--out", out, "--agent.chunk_tokens", 9)
     assert code == 2 and len(errors) == 1 and "agent.chunk_tokens (8 there, 9 now)" in errors[0]
+
+
+def test_failures_are_run_again_and_replaced(folder, tmp_path, capsys):
+    path, out = tmp_path / "qa.jsonl", tmp_path / "out"
+    lines = [{"question": QUESTION, "context": "red " * size, "answers": ["red"]} for size in (2, 200, 3)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = ["--model", folder, "--task", path, "--out", out, "--device", "cpu", "--agent.chunk_tokens", 100]
+    # 64 tokens of cache: enough for the short documents, and nobody knows yet that one is longer.
+    code, printed, _ = run_main(capsys, *options, "--cache_gib", 64 * 256 / 2**30)
+    assert code == 0 and "failed: qa" in printed and "cache_gib allows 64" in printed and "runs them again" in printed
+    before = rows_in(out)
+    assert sorted(row["index"] for row in before if row["error"]) == [1]
+    assert [entry["n"] for entry in json.loads((out / "summary.json").read_text())] == [3]
+
+    code, printed, _ = run_main(capsys, *options)
+    assert code == 0 and printed.startswith("1 documents, 2 chunks") and "failed:" not in printed
+    after = rows_in(out)
+    assert after[:3] == before and [(row["index"], row["error"]) for row in after[3:]] == [(1, None)]
+    (entry,) = json.loads((out / "summary.json").read_text())
+    assert (entry["n"], entry["failures"]) == (3, 0)
+    # The later line is still the one that counts, and nothing is left to do.
+    code, printed, _ = run_main(capsys, *options)
+    assert code == 0 and "documents" not in printed and rows_in(out) == after
+    assert json.loads((out / "summary.json").read_text()) == [entry]
+
+
+def test_cache_that_holds_no_turn_leaves_no_rows(folder, tmp_path, capsys):
+    options = ["--model", folder, "--samples", 2, "--lengths", "1", "--out", tmp_path / "out", "--device", "cpu"]
+    # Q, M, S and three marks of the chat, 6 + 4 + 8 in the slots, 4 generated: 28 tokens fit 32.
+    code, _, _ = run_main(capsys, *options, "--cache_gib", 32 * 256 / 2**30)
+    assert code == 0 and len(rows_in(tmp_path / "out")) == 2
+    options[-3] = tmp_path / "other"
+    code, printed, errors = run_main(capsys, *options, "--cache_gib", 31 * 256 / 2**30)
+    assert (code, printed, len(errors)) == (2, "", 1)
+    assert "a cache of 32 tokens" in errors[0] and "allows 31" in errors[0] and "--cache_gib" in errors[0]
+    assert rows_in(tmp_path / "other") == []
 
 
 def test_mistakes_are_one_line_and_exit_code_2(folder, questions, tmp_path, capsys):
@@ -123,6 +162,12 @@ def test_mistakes_are_one_line_and_exit_code_2(folder, questions, tmp_path, caps
         (["--model", folder, "--lengths", "4,4"], "twice"),
         (["--model", folder, "--lengths", "0"], "lengths"),
         (["--model", folder, "--lengths", ""], "lengths"),
+        (["--model", folder, "--lengths", "1,999999999999"], "999999999999"),
+        ([*good, "--seed", "-1"], "seed"),
+        ([*good, "--seed", 2**63], "seed"),
+        ([*good, "--cache_gib", "inf"], "cache_gib"),
+        ([*good, "--cache_gib", "0.00000001"], "--cache_gib"),
+        (["--model", folder, "--out", tmp_path / "out", "--cache_gib", "0.000005"], "--cache_gib"),
     ):
         code, printed, errors = run_main(capsys, *arguments)
         assert (code, len(errors), printed) == (2, 1, ""), (arguments, errors)

@@ -228,6 +228,21 @@ def test_torn_last_line_is_repaired_and_the_others_are_kept(tmp_path, rows):
     assert path.read_bytes() == whole
 
 
+def test_last_row_of_a_key_counts_and_failures_are_not_finished(tmp_path, rows):
+    key, failed = row_key(rows[0]), {**rows[0], "error": "RuntimeError: out of memory"}
+    with Results(tmp_path, SETTINGS) as results:
+        for row in (failed, rows[1], failed):  # the same failure again is not written again
+            results.add(row)
+        assert results.finished == {row_key(rows[1])}
+    with Results(tmp_path, SETTINGS) as results:
+        assert (results.finished, results.rows[key]) == ({row_key(rows[1])}, failed)
+        results.add(rows[0])
+    with Results(tmp_path, SETTINGS) as results:
+        assert results.finished == {key, row_key(rows[1])}
+        assert results.rows == {key: rows[0], row_key(rows[1]): rows[1]}
+    assert (tmp_path / "samples.jsonl").read_bytes().count(b"\n") == 3
+
+
 def test_other_settings_are_refused_naming_them(tmp_path, rows):
     with Results(tmp_path, SETTINGS) as results:
         results.add(rows[0])

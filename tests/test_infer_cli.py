@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import random
 import re
 import signal
@@ -13,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from memrl.agents import memory_agent
 from memrl.reading import Reading, Step, chunk_pace, read_documents, read_text
 from memrl.runtime import ReaderOptions, load_settings, open_llm
 from memrl.trace import changes, write_trace
 from memrl.types import Sample
-from tests.tiny_folder import WORDS, make_folder
+from tests.tiny_folder import CHAT, WORDS, make_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 Q = "name ?"
@@ -124,6 +126,10 @@ def test_mistakes_are_one_line_and_exit_code_2(infer, text_file, tmp_path):
         ((text_file, "-q", Q, "--temperature", "-1"), "temperature"),
         ((text_file, "-q", Q, "--device", "cuda:77"), "cuda:77"),
         ((text_file, "-q", Q, "--agent.chunk_tokens", "0"), "chunk_tokens"),
+        ((text_file, "-q", Q, "--seed", "-1"), "seed is -1"),
+        ((text_file, "-q", Q, "--seed", 2**63), f"seed is {2**63}"),
+        ((text_file, "-q", Q, "--cache_gib", "inf"), "cache_gib"),
+        ((text_file, "-q", Q, "--cache_gib", "0.000005"), "--cache_gib"),
     ]
     for arguments, message in cases:
         code, printed, errors = infer(*arguments)
@@ -140,11 +146,76 @@ def test_bad_files_are_found_before_a_bad_model(infer, tmp_path):
         assert (code, len(errors)) == (2, 1) and message in errors[0]
 
 
-def test_document_that_does_not_fit_fails_alone(infer, text_file, tmp_path):
+def test_document_that_fails_fails_alone(infer, text_file, tmp_path, monkeypatch):
+    async def agent(llm, sample, config):
+        if "text.txt" in sample.id:
+            raise RuntimeError("the memory is full")
+        return await memory_agent(llm, sample, config)
+
+    monkeypatch.setattr("memrl.reading.memory_agent", agent)
+    (tmp_path / "other.txt").write_text("red blue")
     out = tmp_path / "answers.json"
-    code, printed, _ = infer(text_file, "-q", Q, "--cache_gib", "0.000005", "--json", out)
-    assert code == 1 and "failed: ValueError" in printed and "cache_gib" in printed
-    assert "cache_gib" in json.loads(out.read_text())[0]["error"]
+    code, printed, _ = infer(text_file, tmp_path / "other.txt", "-q", Q, "--json", out)
+    assert code == 1 and "failed: RuntimeError: the memory is full" in printed
+    failed, read = json.loads(out.read_text())
+    assert failed["error"] == "RuntimeError: the memory is full" and "error" not in read and read["chunks"] == 1
+
+
+def test_cache_is_compared_with_what_the_documents_need(infer, text_file, tmp_path):
+    short = tmp_path / "short.txt"
+    short.write_text("red blue")
+    options = ("-q", Q, "--agent.chunk_tokens", 100, "--cache_gib", 32 * 256 / 2**30)
+    assert infer(short, *options)[0] == 0  # a full chunk would not fit, but there is none
+    code, printed, errors = infer(short, text_file, *options)
+    assert (code, printed, len(errors)) == (2, "", 1)
+    assert "a cache of 128 tokens" in errors[0] and "allows 32" in errors[0]
+    enough = re.search(r"--cache_gib (\S+) or more", errors[0])[1]
+    assert infer(short, text_file, *options[:-1], enough)[0] == 0
+
+
+def test_answers_file_is_replaced_whole_or_not_at_all(infer, text_file, tmp_path, monkeypatch):
+    out, link = tmp_path / "answers.json", tmp_path / "link.json"
+    out.write_text("earlier answers")
+    link.symlink_to(out)
+
+    def full_disk(path, text, **options):
+        with path.open("w") as file:
+            file.write(text[:10])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full_disk)
+        with pytest.raises(OSError, match="No space"):
+            infer(text_file, "-q", Q, "--json", out)
+    assert out.read_text() == "earlier answers"
+    assert infer(text_file, "-q", Q, "--json", link)[0] == 0
+    assert link.is_symlink() and len(json.loads(out.read_text())) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.json", "link.json"]
+
+
+def test_answers_can_go_into_a_pipe(infer, text_file, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert infer(text_file, "-q", Q, "--json", pipe)[0] == 0
+        assert len(json.loads(os.read(reader, 2**16))) == 1
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_chat_template_that_cannot_be_used_is_one_line(text_file, tmp_path, infer):
+    model = make_folder(tmp_path / "model")
+    files = [path for path in model.iterdir() if "CHAT" in path.name or CHAT in path.read_text(errors="ignore")]
+    template = model / "chat_template.jinja"
+    assert files == [template]
+    twice = CHAT.replace("{{ m.content }}", "{{ m.content }} {{ m.content }}")
+    for text, named in ((twice, "2 times"), ("{{ raise_exception('no users') }}", "no users")):
+        template.write_text(text)
+        code, printed, errors = infer(text_file, "-q", Q, model=model)
+        assert (code, printed, len(errors)) == (2, "", 1)
+        assert "chat template" in errors[0] and named in errors[0]
 
 
 def test_ctrl_c_writes_what_is_finished(folder, tmp_path):

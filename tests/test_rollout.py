@@ -175,11 +175,5 @@ def test_flat_groups_are_kept_unless_they_are_to_be_dropped():
     assert [item.advantage for item in dropped[1]] == [item.advantage for item in kept[1]]
 
 
-def test_a_trajectory_with_an_error_counts_in_the_baseline_and_is_never_trained_on():
-    group = finished_group(0, [1.0, 0.0])
-    group.trajectories[1].error = "the document could not be read"
-    assert [item.advantage for item in assign_advantages([group])[0]] == [0.5] * 3
-
-
 def test_no_groups_give_no_turns():
     assert assign_advantages([]) == {}

@@ -12,8 +12,9 @@ from memrl.evaluation.results import Results, fingerprint
 from memrl.evaluation.runner import Key, Row, evaluate, sample_keys
 from memrl.evaluation.summary import print_table, summarize, write_summary
 from memrl.evaluation.tasks import Length, Task, make_task, parse_lengths
+from memrl.limits import check_cache
 from memrl.progress import Progress, format_seconds
-from memrl.runtime import ReaderOptions, load_settings, open_llm, peak_memory
+from memrl.runtime import ReaderOptions, check_seed, load_settings, open_llm, peak_memory
 
 if TYPE_CHECKING:
     from memrl.llm import LocalLLM
@@ -69,9 +70,9 @@ class Evaluation:
         print(f"results: {self.results.folder}")
 
     def _read(self) -> None:
-        done = self.results.rows
+        done = self.results.finished
         wanted = {key for plan in self.plans for key in plan.keys}
-        old = [done[key] for key in wanted if key in done]
+        old = [self.results.rows[key] for key in wanted & done]
         counts = {"done": len(old), "right": sum(row["strict"] for row in old), "failed": 0}
         total = sum(plan.num_chunks() for plan in self.plans)
         began, chunks_before = time.monotonic(), sum(row["chunks"] for row in old)
@@ -96,7 +97,7 @@ class Evaluation:
                     self.options.samples,
                     self.agent,
                     self.options.seed,
-                    done=done.keys(),
+                    done=done,
                     on_result=on_result,
                     on_chunk=progress.advance,
                 )
@@ -123,6 +124,8 @@ class Evaluation:
             print(f"failed: {row['task']}, length {row['length']}, sample {row['id']}: {row['error']}")
         if len(failed) > limit:
             print(f"... and {len(failed) - limit} more; samples.jsonl has them all")
+        if failed:
+            print("failures count as wrong; the same command runs them again")
 
 
 def open_evaluation(options: Options, reader: ReaderOptions) -> Evaluation:
@@ -135,8 +138,7 @@ def open_evaluation(options: Options, reader: ReaderOptions) -> Evaluation:
     lengths = None if options.lengths is None else parse_lengths(options.lengths)
     if options.samples is not None and options.samples < 1:
         raise ValueError(f"samples is {options.samples}; it must be at least 1")
-    if not -(2**63) <= options.seed < 2**63:
-        raise ValueError(f"seed is {options.seed}; it must fit into 64 bits")
+    check_seed(options.seed)
     agent, tokenizer = load_settings(options.model, reader)
     tasks = [make_task(name, tokenizer, agent) for name in names]
     known = [task.name for task in tasks]
@@ -148,6 +150,9 @@ def open_evaluation(options: Options, reader: ReaderOptions) -> Evaluation:
     plans = []
     for task in tasks:
         chosen = list(lengths if lengths and task.length_unit else task.default_lengths)
+        if task.max_length is not None and chosen[-1] > task.max_length:
+            most = f"{task.max_length} {task.length_unit}"
+            raise ValueError(f"lengths holds {chosen[-1]}; a document of {task.name} has at most {most}")
         plans.append(Plan(task, chosen, sample_keys(task, chosen, options.samples)))
     from memrl.llm import Decoding
 
@@ -156,9 +161,15 @@ def open_evaluation(options: Options, reader: ReaderOptions) -> Evaluation:
     model = Path(options.model).resolve()
     folder = Path(options.out) if options.out else model.parent / "eval" / model.name
     results = Results(folder, settings, resume=options.resume == "auto")
-    complete = all(key in results.rows for plan in plans for key in plan.keys)
+    complete = results.finished.issuperset(key for plan in plans for key in plan.keys)
     try:
         llm = None if complete else open_llm(options.model, tokenizer, agent, reader)
+        if llm is not None:
+            # A file's documents may all be short, and tokenising them would take a while; what does not fit
+            # fails there, and is run again by a command with a larger cache.
+            known_full = any(task.length_unit for task in tasks)
+            least = {} if known_full else {"document_tokens": 0, "question_tokens": 0}
+            check_cache(llm.sampler, tokenizer, agent, **least)
     except BaseException:
         results.close()
         raise

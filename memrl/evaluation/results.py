@@ -3,7 +3,8 @@
     eval_config.json   what the rows depend on
     samples.jsonl      one row per line, written when its document is finished
 
-A later command may add lengths, samples and tasks; with anything else changed it is refused.
+A later command may add lengths, samples and tasks; with anything else changed it is refused. What failed is
+run again: the machine may have been the reason. Of two lines about one document the later one counts.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Results:
     """An open results folder; a context manager.
 
     Attributes:
-        rows: every row in the folder by key, those of earlier commands included.
+        rows: the last row of every key in the folder, those of earlier commands included.
     """
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any], *, resume: bool = True):
@@ -74,8 +75,15 @@ class Results:
     def close(self) -> None:
         self._file.close()
 
+    @property
+    def finished(self) -> set[Key]:
+        """What need not be run again: rows without an error."""
+        return {key for key, row in self.rows.items() if row["error"] is None}
+
     def add(self, row: Row) -> None:
         """Append a row. It has left this process on return: a kill can tear only the line being written."""
+        if self.rows.get(row_key(row)) == row:
+            return  # it failed again in the same way: the file need not grow with every command
         line = json.dumps(row, ensure_ascii=True) + "\n"
         self._file.write(line.encode("ascii"))
         self._file.flush()
@@ -116,6 +124,7 @@ class Results:
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             try:
                 row = json.loads(line)
+                row["error"]  # every row has it, and what is run again depends on it
                 self.rows[row_key(row)] = row
             except (ValueError, KeyError, TypeError):
                 raise ValueError(f"{self.path} line {number} is damaged; delete that line, and it is run again") from None

@@ -24,12 +24,14 @@ class Task(Protocol):
         name: stands in every row.
         length_unit: what lengths count ("chunks", "tokens"); "" for a task that has none.
         default_lengths: what is run when nobody says.
+        max_length: longer documents are refused; None where the task has no lengths.
         version: changes when the same (length, index, seed) means another document.
     """
 
     name: str
     length_unit: str
     default_lengths: tuple[Length, ...]
+    max_length: int | None
     version: str
 
     def count(self, length: Length, wanted: int | None) -> int:
@@ -55,6 +57,7 @@ class NeedleTask:
     name = "needle"
     length_unit = "chunks"
     default_lengths: tuple[Length, ...] = (1, 4, 16)
+    max_length = 10_000_000  # more is a slip of the keys, and making the document would seem to hang
     version = "1"
 
     def __init__(self, tokenizer: Tokenizer, agent: AgentConfig):
@@ -84,6 +87,7 @@ class FileTask:
 
     length_unit = ""
     default_lengths: tuple[Length, ...] = ("file",)
+    max_length = None
 
     def __init__(self, path: str | Path, tokenizer: Tokenizer, agent: AgentConfig):
         from memrl.data.custom import load_jsonl

@@ -2,12 +2,20 @@
 
 import os
 import socket
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
+from memrl.runtime import pick_device
+
 T = TypeVar("T")
+
+# Ranks wait for each other after rollouts of unequal length and while rank 0 writes; minutes of that are no sign of a hang.
+TIMEOUT = timedelta(hours=6)
+
+_device: torch.device | None = None
 
 
 def rank() -> int:
@@ -19,11 +27,30 @@ def world_size() -> int:
 
 
 def device() -> torch.device:
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else torch.device("cpu")
+    """Where this rank computes: its own GPU, or the CPU; what `init` was told, or whatever is there."""
+    return _device or _choose_device("auto")
 
 
-def init() -> None:
-    """Join the other ranks of torchrun, or be the only one."""
+def _choose_device(name: str) -> torch.device:
+    if pick_device(name).type == "cpu":
+        return torch.device("cpu")
+    local_rank, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local_rank >= count:
+        raise ValueError(f"rank {rank()} has no GPU of its own: this machine has {count}; start with --nproc_per_node {count}")
+    return torch.device("cuda", local_rank)
+
+
+def init(device_name: str = "auto") -> None:
+    """Join the other ranks of torchrun, or be the only one.
+
+    Args:
+        device_name: "auto", "cpu" or "cuda".
+
+    Raises:
+        ValueError: "cuda" where there is none, or more ranks than GPUs.
+    """
+    global _device
+    _device = _choose_device(device_name)
     if "RANK" not in os.environ:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -34,7 +61,7 @@ def init() -> None:
     if device().type == "cuda":
         torch.cuda.set_device(device())
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if device().type == "cuda" else "gloo")
+        dist.init_process_group("nccl" if device().type == "cuda" else "gloo", timeout=TIMEOUT)
 
 
 def barrier() -> None:
@@ -42,7 +69,7 @@ def barrier() -> None:
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """Element-wise sum, on every rank; fp64 [n] in and out."""
+    """Element-wise sum, on every rank; any dtype, [n] in and out."""
     total = values.to(device())
     dist.all_reduce(total)
     return total.cpu()
@@ -52,6 +79,13 @@ def max_over_ranks(value: int) -> int:
     largest = torch.tensor([value], device=device())
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return int(largest)
+
+
+def from_rank_0(value: T) -> T:
+    """Rank 0's value, on every rank."""
+    box = [value]
+    dist.broadcast_object_list(box, src=0, device=device())
+    return box[0]
 
 
 def gather_lists(items: list[T]) -> list[T]:

@@ -21,7 +21,6 @@ class Engine:
         deepspeed = _import_deepspeed()
         self._deepspeed = deepspeed
         deepspeed.init_distributed(dist_init_required=False)
-        self.names = [name for name, _ in model.named_parameters()]
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay
         )
@@ -68,7 +67,9 @@ class Engine:
         self.engine.save_checkpoint(str(folder), tag="engine", save_latest=False)
 
     def load(self, folder: Path) -> None:
-        self.engine.load_checkpoint(str(folder), tag="engine")
+        loaded, _ = self.engine.load_checkpoint(str(folder), tag="engine")
+        if loaded is None:
+            raise ValueError("files are missing")
 
     def close(self) -> None:
         self.engine.destroy()
@@ -78,7 +79,10 @@ class Engine:
 
 
 def learning_rate_factor(update: int, total_updates: int, optim: OptimOptions) -> float:
-    """Part of the peak rate for optimizer step `update` (from 0): linear warm-up from 1/warmup, then linear to min_lr_ratio."""
+    """Part of the peak rate for optimizer step `update` (from 0).
+
+    Linear warm-up from 1 / warmup_updates, then a line that would reach min_lr_ratio one step after the last.
+    """
     if update < optim.warmup_updates:
         return (update + 1) / optim.warmup_updates
     progress = (update - optim.warmup_updates) / max(1, total_updates - optim.warmup_updates)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0  # exp(20) is far beyond every clip bound; more would overflow to inf and then to NaN
+MAX_KL_LOG_RATIO = 10.0  # as the original: beyond it one token's penalty would outweigh the whole step
 
 
 def policy_loss(
@@ -65,6 +66,9 @@ def policy_loss(
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Schulman's k3 estimate of KL(policy || reference) per token: exp(d) - d - 1 with d = ref - policy; never negative."""
-    d = (ref_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    """Schulman's k3 estimate of KL(policy || reference) per token; never negative.
+
+    exp(d) - d - 1 with d = ref_logprob - logprob, cut to [-10, 10].
+    """
+    d = (ref_logprobs - logprobs).clamp(-MAX_KL_LOG_RATIO, MAX_KL_LOG_RATIO)
     return d.exp() - d - 1

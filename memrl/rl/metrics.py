@@ -9,7 +9,10 @@
     rollout/logprob_diff_mean, _max |trainer - sampler| log-probability on the step's first update, where both have equal weights
     loss/pg_loss, loss/kl, ...      token means (see `rl/loss.py`), averaged over the step's updates
     optim/grad_norm, optim/lr       mean over the step's updates; the last update's rate
+    optim/skipped                   updates that DeepSpeed left out because the gradient was not finite
 """
+
+import math
 
 import torch
 
@@ -65,4 +68,5 @@ def update_metrics(updates: list[dict[str, float]]) -> dict[str, float]:
         "optim/grad_norm": mean("grad_norm"),
         "optim/lr": updates[-1]["lr"],
         "optim/updates": len(updates),
+        "optim/skipped": sum(not math.isfinite(update["grad_norm"]) for update in updates),
     }

@@ -81,6 +81,20 @@ def pack_turns(turns: Sequence[TrainTurn], max_tokens: int) -> list[MicroBatch]:
     return [_pack(members) for _, members in bins]
 
 
+def share_out(sizes: Sequence[int], num_parts: int) -> list[int]:
+    """Which part each item goes to, so that the parts' sums are nearly equal: largest first, always to the smallest part.
+
+    >>> share_out([5, 1, 4, 2], 2)
+    [0, 0, 1, 1]
+    """
+    loads = [0] * num_parts
+    parts = [0] * len(sizes)
+    for item in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        parts[item] = min(range(num_parts), key=loads.__getitem__)
+        loads[parts[item]] += sizes[item]
+    return parts
+
+
 def empty_micro_batch() -> MicroBatch:
     """One token and no targets: what a rank runs while others still have work, because ZeRO-3 gathers weights collectively."""
     none = torch.zeros(0)

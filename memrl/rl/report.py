@@ -2,15 +2,18 @@
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 from memrl.evaluation.plot import plot_accuracy
 from memrl.evaluation.runner import evaluate
-from memrl.evaluation.summary import summarize, write_summary
+from memrl.evaluation.summary import summarize
 from memrl.evaluation.tasks import NeedleTask
 from memrl.llm import Decoding, LocalLLM
+from memrl.model import Qwen2
 from memrl.progress import Progress
 from memrl.rl import distributed
+from memrl.rl.checkpoint import write_atomically
 from memrl.rl.trainer import Trainer
 from memrl.sampler import Sampler
 
@@ -18,17 +21,24 @@ LONG = 64  # chunks; longer documents come in smaller numbers (report.samples_lo
 EVALUATION_SEED = 1_000_003  # documents of training and of the table never come from the same draw
 
 
-def evaluate_policy(trainer: Trainer, name: str) -> None:
-    """Let the trainer's replica read the report's documents and write `report_NAME.json`; done once per run folder.
+def has_report(trainer: Trainer, name: str) -> bool:
+    """Whether `report_NAME.json` is there and was made with the present settings; the same on all ranks."""
+    try:
+        content = json.loads((trainer.run.path / f"report_{name}.json").read_text())
+        held = content["settings"] == asdict(trainer.config.report)
+    except (OSError, ValueError, KeyError):
+        held = False
+    return distributed.from_rank_0(held)
 
-    The documents are the same for every name, so "before" and "after" are compared on equal terms. Collective over ranks.
+
+def evaluate_policy(trainer: Trainer, name: str, model: Qwen2) -> None:
+    """Let `model` read the report's documents and write `report_NAME.json`. Collective over ranks.
+
+    The documents are the same for every name, so "before" and "after" are compared on equal terms.
     """
     path = trainer.run.path / f"report_{name}.json"
-    distributed.barrier()
-    if path.exists():
-        return
     options, agent = trainer.config.report, trainer.agent
-    sampler = Sampler(trainer.replica, trainer.tokenizer, max_rows=options.max_rows)
+    sampler = Sampler(model, trainer.tokenizer, max_rows=options.max_rows)
     llm = LocalLLM(sampler, trainer.tokenizer, Decoding(temperature=0.0), agent.prompts.system)
     task = NeedleTask(trainer.tokenizer, agent)
     rank, world = distributed.rank(), distributed.world_size()
@@ -49,15 +59,14 @@ def evaluate_policy(trainer: Trainer, name: str) -> None:
             )
     rows = distributed.gather_lists(rows)
     if rank == 0:
-        write_summary(summarize(rows), path)
+        write_atomically(path, json.dumps({"settings": asdict(options), "summary": summarize(rows)}, indent=2) + "\n")
     distributed.barrier()
 
 
 def write_report(folder: Path, trained_to: int) -> None:
     """Print the table and write `report.json` and `report.png` from the two evaluations."""
-    before = json.loads((folder / "report_before.json").read_text())
-    after = json.loads((folder / "report_after.json").read_text())
-    (folder / "report.json").write_text(json.dumps({"before": before, "after": after}, indent=2) + "\n")
+    before, after = (json.loads((folder / f"report_{name}.json").read_text())["summary"] for name in ("before", "after"))
+    write_atomically(folder / "report.json", json.dumps({"before": before, "after": after}, indent=2) + "\n")
     plot_accuracy(
         folder / "report.png",
         {"after RL": after, "before RL": before},

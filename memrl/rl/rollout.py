@@ -60,8 +60,6 @@ def assign_advantages(
         if drop_flat_groups and group_id in flat:
             continue
         last = len(trajectory.turns) - 1
-        if trajectory.error is not None:
-            continue  # its reward of 0 is in the baseline, but what it did before the error is not to blame
         for index, turn in enumerate(trajectory.turns):
             carries = credit == "broadcast" or index == last
             turns[group_id].append(TrainTurn(turn, advantage if carries else 0.0))

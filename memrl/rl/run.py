@@ -8,10 +8,12 @@ from pathlib import Path
 from memrl.agents import AgentConfig
 from memrl.cli import user_errors
 from memrl.config import TrainConfig
+from memrl.model import load_model
 from memrl.progress import Progress
 from memrl.rl import distributed
 from memrl.rl.checkpoint import RunFolder
-from memrl.rl.trainer import Trainer, build_agent
+from memrl.rl.report import evaluate_policy, has_report, write_report
+from memrl.rl.trainer import Trainer, build_agent, run_inputs
 from memrl.runtime import set_threads
 from memrl.tokenizer import load_tokenizer
 
@@ -19,7 +21,8 @@ from memrl.tokenizer import load_tokenizer
 def run(config: TrainConfig) -> int:
     """Train as configured; returns the process's exit code."""
     set_threads(config.threads)
-    distributed.init()
+    with user_errors():
+        distributed.init(config.device)
     # An interrupted run resumes from its last checkpoint, so there is nothing to tidy up and nothing to explain at length.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -34,17 +37,17 @@ def run(config: TrainConfig) -> int:
 
 def _run(config: TrainConfig) -> None:
     with user_errors():
-        folder = RunFolder(config.run_dir)
-        first_step = folder.open(config)
         agent = build_agent(config)
+        folder = RunFolder(config.run_dir)
+        first_step = folder.open(config, run_inputs(config, agent))
         start = Path(config.model.path) if config.model.path else _own_start(config, folder, agent)
         tokenizer = load_tokenizer(start)
         trainer = Trainer(config, folder, start, tokenizer, agent)
+        trainer.resume(first_step)
     _say(f"{describe(trainer)}; writing to {folder.path}")
     if config.report.lengths:
-        from memrl.rl.report import evaluate_policy
-
-        evaluate_policy(trainer, "before")
+        if not has_report(trainer, "before"):
+            evaluate_policy(trainer, "before", load_model(start, device=distributed.device()))
     if first_step:
         _say(f"resuming after step {first_step}")
     steps = config.rl.steps
@@ -59,12 +62,11 @@ def _run(config: TrainConfig) -> None:
             progress.set(done, reward=metrics["reward/strict"], kl=metrics.get("loss/kl", 0.0))
 
         trainer.train(first_step, on_step)
-    trainer.export(folder.path / "model")
+    trainer.export()
     _say(f"trained policy: {folder.path / 'model'} (a Hugging Face folder)")
     if config.report.lengths:
-        from memrl.rl.report import evaluate_policy, write_report
-
-        evaluate_policy(trainer, "after")
+        if first_step < steps or not has_report(trainer, "after"):
+            evaluate_policy(trainer, "after", trainer.replica)
         if distributed.rank() == 0:
             write_report(folder.path, config.data.max_chunks)
     trainer.engine.close()

@@ -9,6 +9,9 @@ Every rank holds a plain replica of the policy to sample with, and a part of the
 """
 
 import copy
+import hashlib
+import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -19,11 +22,12 @@ from memrl.agents.memory import check_question
 from memrl.agents.settings import save_agent
 from memrl.config import TrainConfig
 from memrl.data.source import FileSource, NeedleSource, Source
+from memrl.limits import longest_turn
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import load_model, save_model
 from memrl.prompts import load_prompts
 from memrl.rl import distributed
-from memrl.rl.checkpoint import RunFolder
+from memrl.rl.checkpoint import RunFolder, fingerprint
 from memrl.rl.engine import Engine
 from memrl.rl.metrics import rollout_metrics, update_metrics
 from memrl.rl.packing import TrainTurn
@@ -33,6 +37,7 @@ from memrl.sampler import Sampler
 from memrl.tokenizer import Tokenizer
 from memrl.types import Group
 
+MAX_SKIPPED = 20  # optimizer steps in a row without a finite gradient
 ROLLOUTS_LOGGED = 2  # trajectories of each step that rank 0 writes to rollouts.jsonl
 
 
@@ -41,9 +46,13 @@ class Trainer:
         """
         Args:
             start: Hugging Face folder of the frozen start.
+
+        Raises:
+            ValueError: something cannot be read, or the agent's limits allow what would end the run later.
         """
         self.config, self.run, self.tokenizer, self.agent = config, run, tokenizer, agent
         self.source = make_source(config)
+        check_limits(config, agent, tokenizer, self.source)
         device = distributed.device()
         policy = load_model(start, dtype=config.model.dtype, device=device).train()
         self.replica = copy.deepcopy(policy).eval().requires_grad_(False)
@@ -59,44 +68,31 @@ class Trainer:
             max_prefill_tokens=rollout.max_prefill_tokens,
             cache_gib=rollout.cache_gib,
         )
+        if (longest := longest_turn(tokenizer, agent)) > sampler.cache_tokens:
+            raise ValueError(
+                f"the agent's limits allow turns of {longest} tokens, and rollout.cache_gib has room for {sampler.cache_tokens}; "
+                "raise it, or lower the limits"
+            )
         decoding = Decoding(rollout.temperature, rollout.top_p, rollout.top_k)
         self.llm = LocalLLM(sampler, tokenizer, decoding, agent.prompts.system)
-        self._check_limits(sampler)
+        self._skipped_in_a_row = 0
 
-    def _check_limits(self, sampler: Sampler) -> None:
-        """Refuse now what would otherwise end the run at its first long document or question."""
-        agent, options = self.agent, self.config
-        if isinstance(self.source, FileSource):
-            for sample in self.source.samples:
-                try:
-                    check_question(self.tokenizer.encode(sample.question.strip()), agent)
-                except ValueError as error:
-                    raise ValueError(f"{options.data.path}: sample {sample.id}: {error}") from error
-        prompts = agent.prompts
-        literal = max(self.llm.template(text).num_tokens for text in (prompts.memory, prompts.answer))
-        response = max(agent.memory_tokens, agent.answer_tokens)
-        longest = literal + agent.question_tokens + agent.memory_tokens + agent.chunk_tokens + response
-        for name, limit in (
-            ("rl.micro_batch_tokens", options.rl.micro_batch_tokens),
-            ("rollout.cache_gib, in tokens,", sampler.cache_tokens),
-        ):
-            if longest > limit:
-                raise ValueError(
-                    f"the agent's limits allow turns of {longest} tokens, and {name} is {limit}; raise it, or lower the limits"
-                )
-
-    def train(self, first_step: int, on_step: Callable[[int, dict[str, float]], None]) -> None:
-        """Run the steps after `first_step`, saving as configured; `on_step(steps done, metrics)` is called after each."""
+    def resume(self, first_step: int) -> None:
+        """Take up what was saved after `first_step` steps; nothing for step 0."""
         if first_step:
             self.run.load(self.engine, first_step)
             self.engine.copy_weights_to(self.replica)
         if distributed.rank() == 0:
             self.run.truncate_logs(first_step)
+
+    def train(self, first_step: int, on_step: Callable[[int, dict[str, float]], None]) -> None:
+        """Run the steps after `first_step`, saving as configured; `on_step(steps done, metrics)` is called after each."""
         steps, every = self.config.rl.steps, self.config.checkpoint.every
         for step in range(first_step, steps):
             metrics = self.step(step)
             if every and ((step + 1) % every == 0 or step + 1 == steps):
                 self.run.save(self.engine, step + 1, self.config.checkpoint.keep_last)
+                self.export()
             on_step(step + 1, metrics)
 
     def step(self, step: int) -> dict[str, float]:
@@ -108,6 +104,7 @@ class Trainer:
         groups = collect_groups(
             self.llm, samples, self.agent, group_size=rl.group_size, seed=self.config.seed, step=step
         )
+        self.llm.sampler.cache.release()  # the update wants the memory now
         sampled = time.perf_counter()
         turns = assign_advantages(
             groups, normalize_std=rl.normalize_std, credit=rl.credit, drop_flat_groups=rl.drop_flat_groups
@@ -135,7 +132,17 @@ class Trainer:
             if metrics is not None:
                 grad_norm, lr = self.engine.step()
                 updates.append(metrics | {"grad_norm": grad_norm, "lr": lr})
+                self._watch(grad_norm)
         return updates
+
+    def _watch(self, grad_norm: float) -> None:
+        """End a run that no longer learns: DeepSpeed leaves a step with a gradient that is not finite out, without a word."""
+        self._skipped_in_a_row = 0 if math.isfinite(grad_norm) else self._skipped_in_a_row + 1
+        if self._skipped_in_a_row == MAX_SKIPPED:
+            raise RuntimeError(
+                f"the gradient was not finite in {MAX_SKIPPED} optimizer steps in a row; lower optim.lr and start anew, or "
+                f"resume from an earlier checkpoint in {self.run.checkpoints}"
+            )
 
     def _log_rollouts(self, step: int, groups: list[Group]) -> None:
         for group in groups[:ROLLOUTS_LOGGED]:
@@ -151,17 +158,43 @@ class Trainer:
             }
             self.run.log("rollouts.jsonl", record)
 
-    def export(self, folder: Path) -> None:
-        """Write the replica, which holds the current weights, as a Hugging Face folder that also carries the agent's settings."""
+    def export(self) -> None:
+        """Write `model/`, a Hugging Face folder of the current weights (the replica's) that carries the agent's settings too."""
         if distributed.rank() == 0:
+            folder = self.run.path / "model"
             save_model(self.replica, folder, self.tokenizer, finish=lambda new: save_agent(self.agent, new))
         distributed.barrier()
+
+
+def check_limits(config: TrainConfig, agent: AgentConfig, tokenizer: Tokenizer, source: Source) -> None:
+    """Refuse now what would otherwise end the run at its first long question or document; raises ValueError."""
+    if isinstance(source, FileSource):
+        for sample in source.samples:
+            try:
+                check_question(tokenizer.encode(sample.question.strip()), agent)
+            except ValueError as error:
+                raise ValueError(f"{config.data.path}: sample {sample.id}: {error}") from error
+    longest, limit = longest_turn(tokenizer, agent), config.rl.micro_batch_tokens
+    if longest > limit:
+        raise ValueError(
+            f"the agent's limits allow turns of {longest} tokens, and rl.micro_batch_tokens is {limit}; raise it, or lower "
+            "the limits"
+        )
 
 
 def make_source(config: TrainConfig) -> Source:
     if config.data.path is None:
         return NeedleSource(config.data, config.seed)
     return FileSource(config.data.path, config.rl.prompts_per_step, config.data.shuffle, config.seed)
+
+
+def run_inputs(config: TrainConfig, agent: AgentConfig) -> dict[str, str]:
+    """Fingerprints of what a run reads besides its settings."""
+    words = json.dumps(asdict(agent.prompts), sort_keys=True)
+    inputs = {"prompts": hashlib.sha256(words.encode()).hexdigest()[:16]}
+    if config.data.path is not None:
+        inputs["data"] = fingerprint(config.data.path)
+    return inputs
 
 
 def build_agent(config: TrainConfig) -> AgentConfig:

@@ -63,6 +63,12 @@ class KVCache:
                 tensors[layer] = self._empty(places, capacity)
                 tensors[layer][:active, :, :filled] = old[:active, :, :filled]
 
+    def release(self) -> None:
+        """Give the memory back; there must be no active rows."""
+        assert not self.lengths, "rows are still active"
+        for tensors in (self.k, self.v):
+            tensors[:] = [self._empty(0, 0)] * len(tensors)
+
     def remove(self, place: int) -> None:
         """Free a place by moving the last active row into it."""
         last = len(self.lengths) - 1
