@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memrl.cli import Parser, user_errors
+from memrl.files import write_whole
 from memrl.limits import check_cache
 from memrl.progress import Progress, format_seconds
 from memrl.reading import Reading, chunk_pace, read_documents, read_text
@@ -65,6 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The exit code: 0, 1 if a document could not be read to its end, 130 after Ctrl-C, 2 for mistakes."""
     files, questions, options, reader = parse(arguments)
     readings: list[Reading] = []
+    written = True
     try:
         with user_errors():
             check_seed(options.seed)
@@ -89,13 +91,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     finally:
         if readings:
-            write_outputs(readings, samples, options)
+            written = write_outputs(readings, samples, options)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a letter is no reason to fail now
+        sys.stdout.reconfigure(
+            errors="replace"
+        )  # a terminal that cannot show a letter is no reason to fail now
     for reading in in_order(readings, samples):
         print_answer(reading, options.show_memory, len(files) > 1)
     print_summary(readings, time.monotonic() - began)
-    return int(any(reading.error is not None for reading in readings))
+    return int(not written or any(reading.error is not None for reading in readings))
 
 
 def make_samples(files: list[str], questions: list[str]) -> list[Sample]:
@@ -174,39 +178,37 @@ def in_order(readings: list[Reading], samples: list[Sample]) -> list[Reading]:
     return sorted((r for r in readings if r.done), key=lambda reading: order[reading.sample.id])
 
 
-def write_outputs(readings: list[Reading], samples: list[Sample], options: InferOptions) -> None:
-    """What is finished, also after Ctrl-C or a crash."""
+def write_outputs(readings: list[Reading], samples: list[Sample], options: InferOptions) -> bool:
+    """Write what is finished, also after Ctrl-C or a crash; whether that worked. The answers are printed either way."""
     finished = in_order(readings, samples)
-    if options.json is not None:
-        records = [
-            {
-                "question": reading.sample.question,
-                "answer": reading.answer,
-                "response": reading.response,
-                "memory": reading.memory,
-                "chunks": reading.num_chunks,
-                "tokens": reading.document_tokens,
-                "seconds": round(reading.seconds, 3),
-                "file": reading.sample.metadata["file"],
-                **({"error": reading.error} if reading.error is not None else {}),
-            }
-            for reading in finished
-        ]
-        write_whole(options.json, json.dumps(records, indent=2, ensure_ascii=False) + "\n")
-    if options.trace is not None:
-        from memrl.trace import write_trace
+    try:
+        if options.json is not None:
+            write_whole(options.json, json.dumps(to_records(finished), indent=2, ensure_ascii=False) + "\n")
+        if options.trace is not None:
+            from memrl.trace import write_trace
 
-        write_trace(options.trace, finished or readings)
+            write_trace(options.trace, finished or readings)
+    except OSError as error:
+        print(f"error: the answers could not be written: {error.strerror}", file=sys.stderr)
+        return False
+    return True
 
 
-def write_whole(path: str, text: str) -> None:
-    """Write a file whole or not at all: a kill or a full disk must not cost the answers of an earlier run."""
-    target = Path(path).resolve()  # a link stays a link
-    whole = target.is_file() or not target.exists()  # a pipe or /dev/stdout must not be replaced by a file
-    fresh = target.with_name(f".{target.name}.new") if whole else Path(path)
-    fresh.write_text(text, encoding="utf-8", errors="backslashreplace")
-    if whole:
-        os.replace(fresh, target)
+def to_records(finished: list[Reading]) -> list[dict]:
+    return [
+        {
+            "question": reading.sample.question,
+            "answer": reading.answer,
+            "response": reading.response,
+            "memory": reading.memory,
+            "chunks": reading.num_chunks,
+            "tokens": reading.document_tokens,
+            "seconds": round(reading.seconds, 3),
+            "file": reading.sample.metadata["file"],
+            **({"error": reading.error} if reading.error is not None else {}),
+        }
+        for reading in finished
+    ]
 
 
 def print_answer(reading: Reading, show_memory: bool, show_file: bool) -> None:

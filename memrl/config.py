@@ -206,6 +206,14 @@ class TrainConfig:
         return asdict(self)
 
 
+def flatten(tree: dict, prefix: str = "") -> dict:
+    """{"rl": {"steps": 3}} to {"rl.steps": 3}."""
+    flat = {}
+    for key, value in tree.items():
+        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return flat
+
+
 def _require_values(options: object, prefix: str = "") -> None:
     # The parser takes a null in a YAML file for any type, so a field that must not be None is caught here.
     for item in fields(options):

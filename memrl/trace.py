@@ -1,12 +1,12 @@
 """A reading as a web page: the memory after each chunk and what changed in it. One file, no scripts."""
 
 import difflib
-import os
 import re
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
+from memrl.files import write_whole
 from memrl.progress import format_seconds
 from memrl.reading import Reading, Step
 
@@ -46,11 +46,7 @@ def write_trace(path: str | Path, readings: Iterable[Reading]) -> None:
         *(_reading(reading) for reading in readings),
         "</body>\n</html>\n",
     ]
-    path = Path(path)
-    fresh = path.with_name(f".{path.name}.new")
-    # A model can sample half a surrogate pair, which no file can hold as it is.
-    fresh.write_text("\n".join(parts), encoding="utf-8", errors="backslashreplace")
-    os.replace(fresh, path)
+    write_whole(path, "\n".join(parts))
 
 
 def changes(old: str, new: str) -> list[tuple[str, str]]:

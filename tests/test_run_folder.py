@@ -7,7 +7,7 @@ import pytest
 
 from memrl.config import TrainConfig
 from memrl.rl import distributed
-from memrl.rl.checkpoint import RunFolder, fingerprint
+from memrl.rl.checkpoint import RunFolder
 
 INPUTS = {"prompts": "a", "data": "b"}
 
@@ -149,13 +149,3 @@ def test_logs_go_back_to_the_checkpoint_and_are_always_json(make):
     folder.truncate_logs(2)
     lines = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
     assert lines == [{"step": step, "loss": None, "deep": {"norm": None}} for step in (1, 2)]
-
-
-def test_fingerprint_sees_every_small_and_most_large_changes(tmp_path):
-    path = tmp_path / "data"
-    path.write_bytes(b"abc")
-    first = fingerprint(path)
-    path.write_bytes(b"abd")
-    assert fingerprint(path) != first
-    path.write_bytes(b"abc")
-    assert fingerprint(path) == first

@@ -5,13 +5,13 @@ prompts, so a trained model reads and is evaluated with exactly the words that i
 the prompt files say by then.
 """
 
-import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import yaml
 
 from memrl.agents.memory import AgentConfig
+from memrl.files import write_whole
 from memrl.prompts import Prompts, check_prompts, load_prompts
 
 FILE_NAME = "memrl_agent.yaml"
@@ -35,9 +35,7 @@ def save_agent(config: AgentConfig, folder: str | Path) -> None:
     path = Path(folder) / FILE_NAME
     content = {name: getattr(config, name) for name in LIMITS} | {"prompts": asdict(config.prompts)}
     text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31)
-    fresh = path.with_name(f".{FILE_NAME}.new")
-    fresh.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(fresh, path)
+    write_whole(path, text)
 
 
 def load_agent(folder: str | Path, **overrides: object) -> AgentConfig:

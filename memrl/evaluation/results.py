@@ -9,7 +9,6 @@ run again: the machine may have been the reason. Of two lines about one document
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -18,7 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memrl.agents.memory import AgentConfig
+from memrl.config import flatten
 from memrl.evaluation.runner import Key, Row, row_key
+from memrl.files import fingerprint as fingerprint_files
+from memrl.files import write_whole
 
 if TYPE_CHECKING:
     from memrl.evaluation.tasks import Task
@@ -111,9 +113,7 @@ class Results:
             settings["tasks"] = old["tasks"] | settings["tasks"]
         elif has_rows:
             raise ValueError(f"{self.path} exists without {CONFIG_FILE}; delete it or give another --out")
-        fresh = config_path.with_name(f".{CONFIG_FILE}.new")
-        fresh.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        os.replace(fresh, config_path)
+        write_whole(config_path, json.dumps(settings, indent=2) + "\n")
         self._read_rows()
 
     def _read_rows(self) -> None:
@@ -147,8 +147,8 @@ def fingerprint(
     model = Path(model)
     return {
         "model_path": str(model.resolve()),
-        "weights": _digest(sorted(model.glob("*.safetensors"))),
-        "tokenizer": _digest([model / name for name in _TOKENIZER_FILES if (model / name).is_file()]),
+        "weights": fingerprint_files(sorted(model.glob("*.safetensors"))),
+        "tokenizer": fingerprint_files([model / name for name in _TOKENIZER_FILES if (model / name).is_file()]),
         "dtype": dtype,
         "method": method,
         "agent": asdict(agent),
@@ -158,22 +158,8 @@ def fingerprint(
     }
 
 
-def _digest(files: list[Path]) -> str:
-    """A hash of the files' names, sizes and contents; of a large file 64 evenly spaced MiB."""
-    digest = hashlib.sha256()
-    block, count = 2**20, 64
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            for index in range(count):
-                file.seek(size * index // count)
-                digest.update(file.read(block))
-    return digest.hexdigest()[:16]
-
-
 def _check_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    before, now = _flatten(old), _flatten(new)
+    before, now = flatten(old), flatten(new)
     tasks_in_both = {f"tasks.{name}" for name in old.get("tasks", {}) if name in new["tasks"]}
     keys = {key for key in before.keys() | now.keys() if not key.startswith(("tasks.", "model_path"))}
     differ = [
@@ -185,16 +171,6 @@ def _check_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
         raise ValueError(
             f"{folder} holds results made with other settings: {', '.join(differ)}; give another --out, or the same settings"
         )
-
-
-def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in mapping.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _short(value: object) -> str:

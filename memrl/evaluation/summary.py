@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
+
+from memrl.files import write_whole
 
 if TYPE_CHECKING:
     from memrl.evaluation.runner import Row
@@ -62,10 +63,7 @@ def summarize(rows: Iterable[Row], method: str = "memory") -> list[dict[str, Any
 
 def write_summary(summary: list[dict[str, Any]], path: str | Path) -> None:
     """Write the summary as JSON, whole or not at all."""
-    path = Path(path)
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    os.replace(fresh, path)
+    write_whole(path, json.dumps(summary, indent=2) + "\n")
 
 
 def print_table(summary: list[dict[str, Any]], units: dict[str, str] | None = None, file: TextIO | None = None) -> None:

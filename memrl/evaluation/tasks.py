@@ -3,7 +3,6 @@
 A task makes its documents one at a time, so a run over many long ones holds only those that are being read.
 """
 
-import hashlib
 import math
 import re
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from memrl.agents.memory import AgentConfig
+from memrl.files import fingerprint
 from memrl.reading import stable_id
 from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
@@ -94,7 +94,7 @@ class FileTask:
 
         self.name = Path(path).stem
         self.samples: Sequence[Sample] = load_jsonl(path)
-        self.version = _hash(path)
+        self.version = fingerprint([path])
         start = self.samples[0].context[:20_000]
         self._chunks_per_character = len(tokenizer.encode(start)) / max(1, len(start)) / agent.chunk_tokens
 
@@ -108,14 +108,6 @@ class FileTask:
         some = range(0, count, -(-count // 32))  # all of a large file would have to be read for this
         characters = sum(len(self.samples[index].context) for index in some) * count / len(some)
         return round(characters * self._chunks_per_character + count / 2)
-
-
-def _hash(path: str | Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()[:16]
 
 
 def _sentence_tokens(tokenizer: Tokenizer) -> tuple[float, float]:

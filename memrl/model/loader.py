@@ -5,7 +5,6 @@ one shard.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from memrl.files import sync_path, sync_tree
 from memrl.model.attention import PackedContext
 from memrl.model.hf_config import CheckpointError, config_to_json, read_config, read_json, read_raw_config
 from memrl.model.qwen2 import Qwen2, Qwen2Config
@@ -145,7 +145,7 @@ def save_state(
         _write_json(fresh / "config.json", raw)
         if finish is not None:
             finish(fresh)
-        _flush(fresh)
+        sync_tree(fresh)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
@@ -158,7 +158,7 @@ def save_state(
         if old.exists():
             old.rename(target)
         raise
-    _flush_folder(target.parent)
+    sync_path(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -327,18 +327,3 @@ def _write_tokenizer(tokenizer, folder: Path) -> dict:
 
 def _write_json(file: Path, content: dict) -> None:
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _flush(folder: Path) -> None:
-    for file in folder.rglob("*"):
-        if file.is_file():
-            _flush_folder(file)
-    _flush_folder(folder)
-
-
-def _flush_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

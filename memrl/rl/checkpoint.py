@@ -14,10 +14,8 @@ All randomness of a run is a function of (seed, step, ...), so DeepSpeed's state
 """
 
 import fcntl
-import hashlib
 import json
 import math
-import os
 import re
 import shutil
 from pathlib import Path
@@ -25,7 +23,8 @@ from typing import TextIO
 
 import yaml
 
-from memrl.config import TrainConfig
+from memrl.config import TrainConfig, flatten
+from memrl.files import sync_path, sync_tree, write_whole
 from memrl.rl import distributed
 from memrl.rl.engine import Engine
 
@@ -89,8 +88,8 @@ class RunFolder:
             self._check_same_run(config.to_dict() | {"inputs": inputs})
         if steps:
             self._check_checkpoint(self.checkpoints / f"step-{steps[-1]}", config.rl.steps)
-        write_atomically(self.path / "inputs.json", json.dumps(inputs) + "\n")
-        write_atomically(self.path / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
+        write_whole(self.path / "inputs.json", json.dumps(inputs) + "\n")
+        write_whole(self.path / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
         return steps[-1] if steps else 0
 
     def _lock(self) -> None:
@@ -186,23 +185,12 @@ class RunFolder:
             path = self.path / name
             if path.exists():
                 kept = [line for line in path.read_text().splitlines(keepends=True) if _logged_step(line) <= step]
-                write_atomically(path, "".join(kept))
+                write_whole(path, "".join(kept))
 
     def log(self, name: str, record: dict) -> None:
         """Append a line; numbers that are not finite, for which JSON has no word, become null."""
         with open(self.path / name, "a", encoding="utf-8") as file:
             file.write(json.dumps(_finite(record)) + "\n")
-
-
-def fingerprint(path: str | Path) -> str:
-    """Size and a hash of a file's content; of a large file's, of samples spread over it, so that it costs no time."""
-    path, digest = Path(path), hashlib.sha256()
-    size, block = path.stat().st_size, 2**20
-    with open(path, "rb") as file:
-        for place in range(64) if size > 64 * block else [0]:
-            file.seek(place * size // 64)
-            digest.update(file.read(block if size > 64 * block else size))
-    return f"{size}-{digest.hexdigest()[:16]}"
 
 
 def _finite(value):
@@ -216,34 +204,3 @@ def _logged_step(line: str) -> float:
         return json.loads(line)["step"]
     except ValueError:
         return float("inf")
-
-
-def flatten(tree: dict, prefix: str = "") -> dict:
-    """{"rl": {"steps": 3}} to {"rl.steps": 3}."""
-    flat = {}
-    for key, value in tree.items():
-        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return flat
-
-
-def write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def sync_path(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_tree(folder: Path) -> None:
-    for path in sorted(folder.rglob("*")):
-        sync_path(path)
-    sync_path(folder)

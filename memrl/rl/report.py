@@ -9,11 +9,11 @@ from memrl.evaluation.plot import plot_accuracy
 from memrl.evaluation.runner import evaluate
 from memrl.evaluation.summary import summarize
 from memrl.evaluation.tasks import NeedleTask
+from memrl.files import write_whole
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import Qwen2
 from memrl.progress import Progress
 from memrl.rl import distributed
-from memrl.rl.checkpoint import write_atomically
 from memrl.rl.trainer import Trainer
 from memrl.sampler import Sampler
 
@@ -59,14 +59,14 @@ def evaluate_policy(trainer: Trainer, name: str, model: Qwen2) -> None:
             )
     rows = distributed.gather_lists(rows)
     if rank == 0:
-        write_atomically(path, json.dumps({"settings": asdict(options), "summary": summarize(rows)}, indent=2) + "\n")
+        write_whole(path, json.dumps({"settings": asdict(options), "summary": summarize(rows)}, indent=2) + "\n")
     distributed.barrier()
 
 
 def write_report(folder: Path, trained_to: int) -> None:
     """Print the table and write `report.json` and `report.png` from the two evaluations."""
     before, after = (json.loads((folder / f"report_{name}.json").read_text())["summary"] for name in ("before", "after"))
-    write_atomically(folder / "report.json", json.dumps({"before": before, "after": after}, indent=2) + "\n")
+    write_whole(folder / "report.json", json.dumps({"before": before, "after": after}, indent=2) + "\n")
     plot_accuracy(
         folder / "report.png",
         {"after RL": after, "before RL": before},

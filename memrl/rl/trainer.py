@@ -22,12 +22,13 @@ from memrl.agents.memory import check_question
 from memrl.agents.settings import save_agent
 from memrl.config import TrainConfig
 from memrl.data.source import FileSource, NeedleSource, Source
+from memrl.files import fingerprint
 from memrl.limits import longest_turn
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import load_model, save_model
 from memrl.prompts import load_prompts
 from memrl.rl import distributed
-from memrl.rl.checkpoint import RunFolder, fingerprint
+from memrl.rl.checkpoint import RunFolder
 from memrl.rl.engine import Engine
 from memrl.rl.metrics import rollout_metrics, update_metrics
 from memrl.rl.packing import TrainTurn
@@ -193,7 +194,7 @@ def run_inputs(config: TrainConfig, agent: AgentConfig) -> dict[str, str]:
     words = json.dumps(asdict(agent.prompts), sort_keys=True)
     inputs = {"prompts": hashlib.sha256(words.encode()).hexdigest()[:16]}
     if config.data.path is not None:
-        inputs["data"] = fingerprint(config.data.path)
+        inputs["data"] = fingerprint([config.data.path])
     return inputs
 
 
