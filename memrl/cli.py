@@ -28,8 +28,12 @@ class Parser(ArgumentParser):
 
 
 def fail(message: str) -> NoReturn:
-    """One line on standard error, exit code 2: the user's input is wrong and nothing was lost."""
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    """One line on standard error, exit code 2: the user's input is wrong and nothing was lost.
+
+    Under torchrun one line per machine: its ranks read the same input.
+    """
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"error: {message}", file=sys.stderr, flush=True)
     sys.exit(2)
 
 

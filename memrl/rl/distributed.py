@@ -34,10 +34,10 @@ def device() -> torch.device:
 def _choose_device(name: str) -> torch.device:
     if pick_device(name).type == "cpu":
         return torch.device("cpu")
-    local_rank, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local_rank >= count:
-        raise ValueError(f"rank {rank()} has no GPU of its own: this machine has {count}; start with --nproc_per_node {count}")
-    return torch.device("cuda", local_rank)
+    ranks_here, count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if ranks_here > count:
+        raise ValueError(f"{ranks_here} ranks share the {count} GPUs of this machine; start with --nproc_per_node {count}")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def init(device_name: str = "auto") -> None:
