@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memrl.model import PackedContext, logits_of
 from memrl.rl.loss import policy_loss
-from memrl.rl.packing import TrainTurn, empty_micro_batch, pack_turns
+from memrl.rl.packing import TrainTurn, empty_micro_batch, pack_turns, share_out
 from memrl.types import Turn
 
 
@@ -220,3 +220,24 @@ def test_an_empty_micro_batch_runs_through_the_model_with_zero_gradient(tiny_mod
     for parameter in tiny_model.parameters():
         assert parameter.grad is not None  # every weight takes part, as ZeRO-3's collectives need
         assert not parameter.grad.any()
+
+
+@given(st.lists(st.integers(1, 8000), max_size=200), st.integers(1, 32))
+@settings(max_examples=100, deadline=None)
+def test_shares_are_as_equal_as_the_largest_item_allows(sizes, num_parts):
+    parts = share_out(sizes, num_parts)
+    assert len(parts) == len(sizes)
+    loads = [0] * num_parts
+    for size, part in zip(sizes, parts, strict=True):
+        loads[part] += size
+    assert sum(loads) == sum(sizes)
+    assert max(loads) - min(loads) <= max(sizes, default=0)
+
+
+def test_one_optimizer_step_of_a_large_run_keeps_all_ranks_busy():
+    # 8 groups of 16 trajectories of 8 turns, as one of 16 updates of the 7B configuration, on its 32 ranks.
+    sizes = [8000 if turn < 7 else 1500 for _ in range(8 * 16) for turn in range(8)]
+    loads = [0] * 32
+    for size, part in zip(sizes, share_out(sizes, 32), strict=True):
+        loads[part] += size
+    assert max(loads) <= 1.05 * sum(sizes) / 32

@@ -691,3 +691,12 @@ def test_a_parameter_out_of_range_is_an_error_that_names_it(field):
     (name,) = field
     with pytest.raises(ValueError, match=f"{name} is {field[name]}; it must"):
         SamplingParams(**({"max_new_tokens": 1} | field))
+
+
+def test_released_cache_takes_no_memory_and_comes_back(tiny_model):
+    sampler = Sampler(tiny_model)
+    params = SamplingParams(5, temperature=0)
+    before = sampler.generate([[1, 2, 3]], params)
+    sampler.cache.release()
+    assert all(tensor.numel() == 0 for tensor in (*sampler.cache.k, *sampler.cache.v))
+    assert sampler.generate([[1, 2, 3]], params)[0].ids == before[0].ids
