@@ -157,3 +157,15 @@ def test_warm_start_is_reproducible(tokenizer):
     for (name, one), two in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         assert torch.equal(one, two), name
     assert not torch.equal(models[0].model.norm.weight, start)
+
+
+def test_documents_for_reading_are_written_with_their_question(tmp_path, capsys, monkeypatch):
+    from memrl.data import __main__ as command
+
+    out = tmp_path / "needle.txt"
+    monkeypatch.setattr("sys.argv", ["memrl.data", "needle", "--chunks", "3", "--seed", "5", "--out", str(out)])
+    command.main()
+    sample = make_sample(3, 5)
+    assert out.read_text().strip() == sample.context
+    printed = capsys.readouterr().out
+    assert f'"{sample.question}"' in printed and f'"{sample.answers[0]}"' in printed
