@@ -11,7 +11,7 @@ from torch import nn
 from memrl.config import EngineOptions, OptimOptions
 from memrl.rl import distributed
 
-RESERVED = 1_000_000_000  # micro-batch and accumulation counts are the trainer's business, not DeepSpeed's
+NEVER = 1_000_000_000  # steps between DeepSpeed's own progress lines; the run prints its own
 
 
 class Engine:
@@ -129,5 +129,5 @@ def _deepspeed_config(dtype: torch.dtype, optim: OptimOptions, options: EngineOp
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": RESERVED,
+        "steps_per_print": NEVER,
     }
