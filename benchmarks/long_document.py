@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from memrl.agents import AgentConfig
 from memrl.data.needle import make_sample
-from memrl.model import Qwen2Config, save_model
+from memrl.model import TransformerConfig, save_model
 from memrl.model.loader import from_scratch
 from memrl.prompts import load_prompts
 from memrl.reading import Reading, read_documents, read_text
@@ -58,7 +58,7 @@ def main() -> None:
     elif arguments.file and arguments.tokenizer:
         tokenizer = load_tokenizer(arguments.tokenizer)
         size = arguments.hidden
-        config = Qwen2Config(151_936, size, 2 * size, 4, 4, 2, size // 4, tie_word_embeddings=True)
+        config = TransformerConfig(151_936, size, 2 * size, 4, 4, 2, size // 4, tie_word_embeddings=True)
         agent = AgentConfig(load_prompts("question_first"), arguments.chunk_tokens, arguments.memory_tokens, 32)
         with tempfile.TemporaryDirectory() as folder:
             save_model(from_scratch(config, seed=0), Path(folder) / "model", tokenizer=tokenizer)

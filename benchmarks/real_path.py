@@ -18,7 +18,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from memrl.model import Qwen2Config, load_model, logits_of, save_model
+from memrl.model import TransformerConfig, load_model, logits_of, save_model
 from memrl.model.loader import from_scratch
 from memrl.tokenizer import load_tokenizer
 
@@ -43,7 +43,7 @@ def main() -> None:
     call(sys.executable, "-m", "memrl.data", "hotpotqa", hotpotqa, "--out", data, "--documents", 20, "--limit", 32)
 
     tokenizer = load_tokenizer(arguments.tokenizer)
-    config = Qwen2Config(151_936, 64, 128, 2, 4, 2, 16, tie_word_embeddings=True)
+    config = TransformerConfig(151_936, 64, 128, 2, 4, 2, 16, tie_word_embeddings=True)
     save_model(from_scratch(config, seed=0), out / "start", tokenizer=tokenizer)
 
     limits = {"chunk_tokens": 1000, "memory_tokens": 32, "answer_tokens": 32, "question_tokens": 128}

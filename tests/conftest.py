@@ -16,9 +16,9 @@ def pytest_configure(config):
 @pytest.fixture(scope="session")
 def tiny_config():
     """A Qwen2.5 in miniature: two layers, two query heads to a key/value head, tied embeddings."""
-    from memrl.model import Qwen2Config
+    from memrl.model import TransformerConfig
 
-    return Qwen2Config(
+    return TransformerConfig(
         vocab_size=512,
         hidden_size=64,
         intermediate_size=128,
@@ -36,9 +36,9 @@ def tiny_model(tiny_config, randomize):
 
     Biases and norm weights are random too, so that leaving one out changes the output.
     """
-    from memrl.model import Qwen2
+    from memrl.model import Transformer
 
-    model = Qwen2(tiny_config).eval()
+    model = Transformer(tiny_config).eval()
     randomize(model, seed=0)
     return model
 
@@ -46,9 +46,9 @@ def tiny_model(tiny_config, randomize):
 @pytest.fixture
 def untied_model(tiny_config, randomize):
     """`tiny_model` with an output layer of its own and other weights."""
-    from memrl.model import Qwen2
+    from memrl.model import Transformer
 
-    model = Qwen2(replace(tiny_config, tie_word_embeddings=False)).eval()
+    model = Transformer(replace(tiny_config, tie_word_embeddings=False)).eval()
     randomize(model, seed=4)
     return model
 

@@ -10,7 +10,7 @@ import pytest
 from memrl.agents import AgentConfig, memory_agent
 from memrl.limits import check_cache, longest_turn
 from memrl.llm import Decoding, LocalLLM
-from memrl.model import Qwen2
+from memrl.model import Transformer
 from memrl.prompts import Prompts
 from memrl.sampler import Request, Sampler, SamplingParams, row_seed
 from memrl.sampler.kv_cache import KVCache
@@ -249,7 +249,7 @@ def test_every_turn_has_a_seed_of_its_own_from_the_sessions_identity(tokenizer):
 
 @pytest.fixture
 def small_model(tiny_config, randomize, tokenizer):
-    model = Qwen2(replace(tiny_config, vocab_size=tokenizer.vocab_size)).eval()
+    model = Transformer(replace(tiny_config, vocab_size=tokenizer.vocab_size)).eval()
     randomize(model, seed=2, std=0.2)
     return model
 

@@ -138,7 +138,7 @@ from memrl import agents
 from .packing import pack
 from .. import llm
 def f():
-    from memrl.model import Qwen2
+    from memrl.model import Transformer
 if TYPE_CHECKING:
     from memrl.evaluation import x
 else:
@@ -150,7 +150,7 @@ else:
         "memrl.agents",
         "memrl.rl.packing.pack",
         "memrl.llm",
-        "memrl.model.Qwen2",
+        "memrl.model.Transformer",
         "json",
     ]
     assert is_within("memrl.rl.loss", "memrl.rl")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from memrl.model import Qwen2, Qwen2Config, load_model, read_config, save_model
+from memrl.model import Transformer, TransformerConfig, load_model, read_config, save_model
 from memrl.model.loader import CheckpointError
 from memrl.model.rope import RopeConfig
 
@@ -16,7 +16,7 @@ EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 BIAS = "model.layers.1.self_attn.k_proj.bias"
 
 
-def same_weights(a: Qwen2, b: Qwen2) -> bool:
+def same_weights(a: Transformer, b: Transformer) -> bool:
     mine, theirs = a.state_dict(), b.state_dict()
     return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
@@ -65,7 +65,7 @@ def test_real_shard_index_names_the_tensors_of_its_model(shared_data):
     index = json.loads((shared_data / "qwen_configs" / "Qwen2.5-3B.model.safetensors.index.json").read_text())
     names = set(index["weight_map"])
     with torch.device("meta"):  # only the number of layers matters for the names
-        model = Qwen2(Qwen2Config(16, 16, 16, 36, 2, 2, 8, tie_word_embeddings=True))
+        model = Transformer(TransformerConfig(16, 16, 16, 36, 2, 2, 8, tie_word_embeddings=True))
     assert names == set(dict(model.named_parameters()))
 
 

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from memrl.model import PackedContext, Qwen2, Qwen2Config, logits_of, read_config
+from memrl.model import PackedContext, Transformer, TransformerConfig, logits_of, read_config
 from memrl.model.loader import from_scratch
 from memrl.model.rope import RopeConfig, rope_angles, rope_inverse_frequencies
 
@@ -39,8 +39,8 @@ PARAMETERS = {
 }
 
 
-def make_config(hidden, heads, kv_heads, head_size, feed_forward, layers, vocab, tied, **more) -> Qwen2Config:
-    return Qwen2Config(
+def make_config(hidden, heads, kv_heads, head_size, feed_forward, layers, vocab, tied, **more) -> TransformerConfig:
+    return TransformerConfig(
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=feed_forward,
@@ -65,7 +65,7 @@ def rope_settings(rope: RopeConfig) -> dict:
     return settings
 
 
-def peer_config(config: Qwen2Config):
+def peer_config(config: TransformerConfig):
     from transformers import Qwen2Config as PeerConfig
 
     return PeerConfig(
@@ -83,7 +83,7 @@ def peer_config(config: Qwen2Config):
     )
 
 
-def peer_of(model: Qwen2):
+def peer_of(model: Transformer):
     """transformers' model with the same weights (the same tensors, in fact)."""
     from transformers import Qwen2ForCausalLM
 
@@ -97,7 +97,7 @@ def peer_of(model: Qwen2):
 
 
 @torch.no_grad()
-def peer_logits(model: Qwen2, ids: list[int]) -> torch.Tensor:
+def peer_logits(model: Transformer, ids: list[int]) -> torch.Tensor:
     return peer_of(model)(torch.tensor([ids])).logits[0].float()
 
 
@@ -113,7 +113,7 @@ def largest_difference(a: torch.Tensor, b: torch.Tensor) -> float:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logits_equal_transformers_in_fp32(shape, eps, randomize, record_property):
     config = make_config(*SHAPES[shape], rms_norm_eps=eps, rope=RopeConfig(theta=10_000.0))
-    model = Qwen2(config).eval()
+    model = Transformer(config).eval()
     randomize(model, seed=len(shape))
     ids = random_ids(45, config.vocab_size)
     ours, theirs = logits_of(model, ids), peer_logits(model, ids)
@@ -126,7 +126,7 @@ def test_logits_equal_transformers_in_fp32(shape, eps, randomize, record_propert
 @pytest.mark.parametrize("rope", ROPES)
 def test_rope_kinds_equal_transformers_beyond_the_window(rope, randomize):
     config = make_config(*SHAPES["grouped, untied"], rope=ROPES[rope], max_position_embeddings=64)
-    model = Qwen2(config).eval()
+    model = Transformer(config).eval()
     randomize(model, seed=3, std=0.15)
     ids = random_ids(300, config.vocab_size)
     assert largest_difference(logits_of(model, ids), peer_logits(model, ids)) <= 1e-5
@@ -186,8 +186,8 @@ def test_odd_head_size_is_refused():
 def test_frequencies_are_real_on_meta_and_survive_dtype_changes(tiny_config):
     expected = rope_inverse_frequencies(tiny_config.rope, tiny_config.head_size)
     with torch.device("meta"):
-        model = Qwen2(tiny_config)
-    for m in (model, model.bfloat16(), Qwen2(tiny_config).half()):
+        model = Transformer(tiny_config)
+    for m in (model, model.bfloat16(), Transformer(tiny_config).half()):
         assert m.inverse_frequencies.device.type == "cpu" and torch.equal(m.inverse_frequencies, expected)
 
 
@@ -237,7 +237,7 @@ def test_select_and_targets_equal_the_log_softmax_of_all_logits(tiny_model):
 
 
 def test_bf16_logits_are_as_close_to_fp32_as_those_of_transformers(tiny_config, randomize):
-    model = Qwen2(tiny_config).eval()
+    model = Transformer(tiny_config).eval()
     randomize(model, seed=1)
     model.bfloat16().float()  # so that both runs hold the very same weights
     ids = random_ids(60, 512)
@@ -249,7 +249,7 @@ def test_bf16_logits_are_as_close_to_fp32_as_those_of_transformers(tiny_config, 
     assert largest_difference(ours, theirs) <= 0.05 * exact.abs().max()
 
 
-def gradients(model: Qwen2, ids: torch.Tensor, lens: list[int]) -> dict[str, torch.Tensor]:
+def gradients(model: Transformer, ids: torch.Tensor, lens: list[int]) -> dict[str, torch.Tensor]:
     model.zero_grad(set_to_none=True)
     logprobs, _ = model(ids[:-1], PackedContext(lens), targets=ids[1:])
     logprobs.sum().backward()
@@ -270,11 +270,11 @@ def test_recomputed_layers_give_the_same_gradients(tiny_model):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_gradients_equal_transformers(tied, tiny_config, randomize):
-    model = Qwen2(dataclasses.replace(tiny_config, tie_word_embeddings=tied))
+    model = Transformer(dataclasses.replace(tiny_config, tie_word_embeddings=tied))
     randomize(model, seed=5)
     ids = torch.tensor(random_ids(30, 512))
     ours = gradients(model, ids, [29])
-    twin = Qwen2(model.config)
+    twin = Transformer(model.config)
     twin.load_state_dict(model.state_dict())
     peer = peer_of(twin)
     log_p = peer(ids[None, :-1]).logits[0].log_softmax(-1)
@@ -289,7 +289,7 @@ def test_gradients_equal_transformers(tied, tiny_config, randomize):
 def test_real_configs_have_the_published_parameter_counts(file, shared_data, tmp_path):
     (tmp_path / "config.json").write_bytes((shared_data / "qwen_configs" / file).read_bytes())
     with torch.device("meta"):
-        model = Qwen2(read_config(tmp_path))
+        model = Transformer(read_config(tmp_path))
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[file]
 
 
@@ -298,7 +298,7 @@ def test_real_0_5b_shape_equals_transformers(shared_data, tmp_path, record_prope
     (tmp_path / "config.json").write_bytes(file.read_bytes())
     config = read_config(tmp_path)
     with torch.device("meta"):
-        model = Qwen2(config)
+        model = Transformer(config)
     model.to_empty(device="cpu").eval()
     model.tie_weights()
     # Half a billion normal draws would take most of the test's time; a repeated stretch serves too.

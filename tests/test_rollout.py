@@ -6,7 +6,7 @@ import pytest
 
 from memrl.agents import AgentConfig
 from memrl.llm import Decoding, LocalLLM
-from memrl.model import Qwen2
+from memrl.model import Transformer
 from memrl.prompts import Prompts
 from memrl.rewards import score
 from memrl.rl.rollout import assign_advantages, collect_groups
@@ -31,7 +31,7 @@ def tokenizer():
 
 @pytest.fixture
 def make_llm(tiny_config, randomize, tokenizer):
-    model = Qwen2(replace(tiny_config, vocab_size=tokenizer.vocab_size)).eval()
+    model = Transformer(replace(tiny_config, vocab_size=tokenizer.vocab_size)).eval()
     randomize(model, seed=4, std=0.15)
     return lambda **options: LocalLLM(Sampler(model, **options), tokenizer, Decoding())
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memrl.model import PackedContext, Qwen2, logits_of
+from memrl.model import PackedContext, Transformer, logits_of
 from memrl.sampler import Request, Sampler, SamplingParams, row_seed
 from memrl.sampler.kv_cache import KVCache
 from memrl.sampler.sampling import sample_tokens, uniform
@@ -190,7 +190,7 @@ def test_a_repeated_context_does_not_repeat_the_draw(flat_model):
 
 @pytest.fixture
 def flat_model(tiny_config):
-    model = Qwen2(replace(tiny_config, vocab_size=16)).eval()
+    model = Transformer(replace(tiny_config, vocab_size=16)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -286,7 +286,7 @@ def test_samples_follow_the_softmax_at_a_temperature():
 
 
 def test_generated_tokens_follow_the_models_softmax(tiny_config, randomize):
-    model = Qwen2(replace(tiny_config, vocab_size=10)).eval()
+    model = Transformer(replace(tiny_config, vocab_size=10)).eval()
     randomize(model, seed=3, std=0.15)
     num_draws = 3000
     each = [SamplingParams(1, seed=row_seed(i)) for i in range(num_draws)]

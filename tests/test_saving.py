@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from memrl.model import Qwen2, load_model, logits_of, save_model
+from memrl.model import Transformer, load_model, logits_of, save_model
 from memrl.model.loader import CheckpointError, save_state
 from memrl.model.rope import RopeConfig
 
@@ -19,7 +19,7 @@ YARN = RopeConfig(theta=5e5, kind="yarn", factor=4.0, original_max_position_embe
 OUTPUT, BIAS = "lm_head.weight", "model.layers.1.self_attn.k_proj.bias"
 
 
-def same_weights(a: Qwen2, b: Qwen2) -> bool:
+def same_weights(a: Transformer, b: Transformer) -> bool:
     mine, theirs = a.state_dict(), b.state_dict()
     return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
@@ -52,7 +52,7 @@ def test_transformers_loads_what_memrl_saves(rope, tied, tiny_config, randomize,
         rms_norm_eps=1e-5,
         max_position_embeddings=128,
     )
-    model = Qwen2(config).eval()
+    model = Transformer(config).eval()
     randomize(model, seed=8)
     save_model(model, tmp_path / "model", max_shard_bytes=100_000)
     assert len(list((tmp_path / "model").glob("model-*-of-*.safetensors"))) > 1
@@ -218,7 +218,7 @@ def test_tokenizer_and_stop_ids_are_saved_along(shared_data, tiny_config, tmp_pa
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(shared_data / "tokenizer" / "qwen2.5-instruct")
-    model = Qwen2(dataclasses.replace(tiny_config, hidden_size=8, vocab_size=len(tokenizer)))
+    model = Transformer(dataclasses.replace(tiny_config, hidden_size=8, vocab_size=len(tokenizer)))
 
     class WithStopIds:
         hf, stop_ids = tokenizer, (151643, 151645)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from memrl.agents import AgentConfig
 from memrl.agents.settings import save_agent
-from memrl.model import Qwen2Config, save_model
+from memrl.model import TransformerConfig, save_model
 from memrl.model.loader import from_scratch
 from memrl.prompts import Prompts
 from memrl.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ def make_tokenizer() -> Tokenizer:
 
 def make_folder(folder: Path, *, seed: int = 0, chunk_tokens: int = 8) -> Path:
     tokenizer = make_tokenizer()
-    config = Qwen2Config(
+    config = TransformerConfig(
         vocab_size=tokenizer.vocab_size,
         hidden_size=32,
         intermediate_size=64,

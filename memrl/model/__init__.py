@@ -1,14 +1,14 @@
-"""The model: Qwen2.5, its rotary positions, what it attends to, and Hugging Face folders in and out."""
+"""The model, its rotary positions, what it attends to, and Hugging Face folders in and out."""
 
 from memrl.model.attention import PackedContext
 from memrl.model.hf_config import read_config
 from memrl.model.loader import load_model, logits_of, save_model
-from memrl.model.qwen2 import Qwen2, Qwen2Config
+from memrl.model.transformer import Transformer, TransformerConfig
 
 __all__ = [
     "PackedContext",
-    "Qwen2",
-    "Qwen2Config",
+    "Transformer",
+    "TransformerConfig",
     "load_model",
     "logits_of",
     "read_config",

@@ -1,4 +1,4 @@
-"""A Hugging Face `config.json` to a `Qwen2Config`, and back.
+"""A Hugging Face `config.json` to a `TransformerConfig`, and back.
 
 Two dialects are in use: transformers 4 wrote `rope_theta`, `rope_scaling` and `torch_dtype`, transformers 5
 writes `rope_parameters` and `dtype`. Both are read; the first is written, because every version reads it.
@@ -7,8 +7,8 @@ writes `rope_parameters` and `dtype`. Both are read; the first is written, becau
 import json
 from pathlib import Path
 
-from memrl.model.qwen2 import Qwen2Config
 from memrl.model.rope import RopeConfig
+from memrl.model.transformer import TransformerConfig
 
 _SIZES = {  # config.json's name -> ours
     "vocab_size": "vocab_size",
@@ -58,7 +58,7 @@ def read_raw_config(path: str | Path) -> dict:
     return read_json(folder / "config.json")
 
 
-def read_config(path: str | Path) -> Qwen2Config:
+def read_config(path: str | Path) -> TransformerConfig:
     """The shape of the model in a Hugging Face folder.
 
     Raises CheckpointError (a ValueError) where the folder or its config.json is missing, broken, or of
@@ -71,7 +71,7 @@ def read_config(path: str | Path) -> Qwen2Config:
         raise CheckpointError(f"{Path(path) / 'config.json'}: {error}") from None
 
 
-def _parse(raw: dict) -> Qwen2Config:
+def _parse(raw: dict) -> TransformerConfig:
     if raw.get("model_type") != "qwen2":
         found = raw.get("model_type")
         raise ValueError(f"model_type {found!r} is not supported; memrl runs 'qwen2' (Qwen2 and Qwen2.5)")
@@ -93,7 +93,7 @@ def _parse(raw: dict) -> Qwen2Config:
     max_positions = _size({"max_position_embeddings": 32768} | raw, "max_position_embeddings")
     rope = _parse_rope(raw, max_positions)
     _refuse_sliding_window(raw, sizes["num_layers"], max_positions * rope.factor)
-    return Qwen2Config(
+    return TransformerConfig(
         **sizes,
         num_kv_heads=kv_heads,
         head_size=head_size,
@@ -180,7 +180,7 @@ def _number(raw: dict, key: str, default: float | None) -> float | None:
     return float(value)
 
 
-def config_to_json(config: Qwen2Config, dtype: str) -> dict:
+def config_to_json(config: TransformerConfig, dtype: str) -> dict:
     """What config.json should say of a model whose weights are stored as dtype ("bfloat16", ...)."""
     raw = {
         "architectures": ["Qwen2ForCausalLM"],

@@ -17,7 +17,7 @@ from torch import Tensor
 from memrl.files import sync_path, sync_tree
 from memrl.model.attention import PackedContext
 from memrl.model.hf_config import CheckpointError, config_to_json, read_config, read_json, read_raw_config
-from memrl.model.qwen2 import Qwen2, Qwen2Config
+from memrl.model.transformer import Transformer, TransformerConfig
 
 __all__ = [
     "CheckpointError",
@@ -36,7 +36,7 @@ _AGAIN = "download or copy it again"
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def load_model(path: str | Path, dtype: str = "auto", device: torch.device | str = "cpu") -> Qwen2:
+def load_model(path: str | Path, dtype: str = "auto", device: torch.device | str = "cpu") -> Transformer:
     """The model in a Hugging Face folder, in evaluation mode.
 
     Args:
@@ -49,7 +49,7 @@ def load_model(path: str | Path, dtype: str = "auto", device: torch.device | str
     config = read_config(folder)
     target = _dtype_named(dtype, read_raw_config(folder))
     with torch.device("meta"):
-        model = Qwen2(config)
+        model = Transformer(config)
     files = _locate(folder, model)
     state: dict[str, Tensor] = {}
     for file, names in files.items():
@@ -69,10 +69,10 @@ def load_model(path: str | Path, dtype: str = "auto", device: torch.device | str
     return model.eval()
 
 
-def from_scratch(config: Qwen2Config, seed: int, dtype: str = "float32") -> Qwen2:
+def from_scratch(config: TransformerConfig, seed: int, dtype: str = "float32") -> Transformer:
     """A randomly initialised model; the weights are a function of config and seed alone, rounded to dtype."""
     with torch.device("meta"):
-        model = Qwen2(config)
+        model = Transformer(config)
     model.to_empty(device="cpu")
     model.tie_weights()  # to_empty gives every module a tensor of its own
     model.init_weights(torch.Generator().manual_seed(seed))
@@ -80,7 +80,7 @@ def from_scratch(config: Qwen2Config, seed: int, dtype: str = "float32") -> Qwen
 
 
 @torch.no_grad()
-def logits_of(model: Qwen2, ids: list[int]) -> Tensor:
+def logits_of(model: Transformer, ids: list[int]) -> Tensor:
     """Next-token logits after every token of one sequence: fp32 [len(ids), V], without gradient."""
     vocab_size = model.config.vocab_size
     if not ids or min(ids) < 0 or max(ids) >= vocab_size:
@@ -89,7 +89,7 @@ def logits_of(model: Qwen2, ids: list[int]) -> Tensor:
 
 
 def save_model(
-    model: Qwen2,
+    model: Transformer,
     path: str | Path,
     tokenizer=None,
     max_shard_bytes: int = SHARD_BYTES,
@@ -107,7 +107,7 @@ def save_model(
 
 def save_state(
     tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
-    config: Qwen2Config,
+    config: TransformerConfig,
     dtype: str,
     path: str | Path,
     tokenizer=None,
@@ -208,7 +208,7 @@ def _weight_files(folder: Path) -> list[Path]:
     raise CheckpointError(f"{folder} holds neither {_SINGLE} nor {_INDEX}{beside}; {_AGAIN}")
 
 
-def _locate(folder: Path, model: Qwen2) -> dict[Path, list[str]]:
+def _locate(folder: Path, model: Transformer) -> dict[Path, list[str]]:
     """Which tensors to take from which file; CheckpointError unless they are exactly the model's."""
     expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     found: dict[str, list[int]] = {}
@@ -267,10 +267,10 @@ def _refuse_to_replace(target: Path) -> None:
 
 
 def _write_weights(
-    pairs: Iterable[tuple[str, Tensor]], config: Qwen2Config, dtype: torch.dtype, folder: Path, limit: int
+    pairs: Iterable[tuple[str, Tensor]], config: TransformerConfig, dtype: torch.dtype, folder: Path, limit: int
 ) -> None:
     with torch.device("meta"):
-        expected = {name: tensor.shape for name, tensor in Qwen2(config).state_dict().items()}
+        expected = {name: tensor.shape for name, tensor in Transformer(config).state_dict().items()}
     if config.tie_word_embeddings:
         del expected[_OUTPUT]
     shards: list[list[str]] = []

@@ -11,7 +11,7 @@ from memrl.evaluation.summary import summarize
 from memrl.evaluation.tasks import NeedleTask
 from memrl.files import write_whole
 from memrl.llm import Decoding, LocalLLM
-from memrl.model import Qwen2
+from memrl.model import Transformer
 from memrl.progress import Progress
 from memrl.rl import distributed
 from memrl.rl.trainer import Trainer
@@ -31,7 +31,7 @@ def has_report(trainer: Trainer, name: str) -> bool:
     return distributed.from_rank_0(held)
 
 
-def evaluate_policy(trainer: Trainer, name: str, model: Qwen2) -> None:
+def evaluate_policy(trainer: Trainer, name: str, model: Transformer) -> None:
     """Let `model` read the report's documents and write `report_NAME.json`. Collective over ranks.
 
     The documents are the same for every name, so "before" and "after" are compared on equal terms.

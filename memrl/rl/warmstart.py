@@ -21,7 +21,7 @@ from memrl.agents import AgentConfig
 from memrl.agents.settings import save_agent
 from memrl.config import WarmStartOptions
 from memrl.data.needle import NAMES, build_tokenizer, draw_name, draw_values, fact, make_chunk
-from memrl.model import PackedContext, Qwen2, Qwen2Config, save_model
+from memrl.model import PackedContext, Transformer, TransformerConfig, save_model
 from memrl.model.loader import from_scratch
 from memrl.model.rope import RopeConfig
 from memrl.progress import Progress
@@ -51,9 +51,9 @@ def make_start(folder: Path, agent: AgentConfig, options: WarmStartOptions, seed
     save_model(model, folder, tokenizer, finish=lambda new: save_agent(agent, new))
 
 
-def build_model(vocab_size: int, seed: int) -> Qwen2:
+def build_model(vocab_size: int, seed: int) -> Transformer:
     """A two-layer Qwen2 of 176,000 parameters whose first layer's heads begin by looking 1, 2, 3 and 4 tokens back."""
-    config = Qwen2Config(
+    config = TransformerConfig(
         vocab_size=vocab_size,
         hidden_size=96,
         intermediate_size=192,
@@ -93,7 +93,7 @@ def look_back(q_proj: nn.Linear, k_proj: nn.Linear, frequencies: Tensor, strengt
 
 
 def warm_up(
-    model: Qwen2,
+    model: Transformer,
     tokenizer: Tokenizer,
     agent: AgentConfig,
     options: WarmStartOptions,
@@ -110,7 +110,7 @@ def warm_up(
 
 
 def _fit(
-    model: Qwen2,
+    model: Transformer,
     batches: Iterator[Batch],
     steps: int,
     peak_rate: float,

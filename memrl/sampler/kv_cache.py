@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels import decode_attention, packed_attention
 from memrl.model.attention import packed_positions
-from memrl.model.qwen2 import Qwen2, Qwen2Config
+from memrl.model.transformer import Transformer, TransformerConfig
 
 LENGTH_QUANTUM = 32  # capacity grows in steps of so many tokens, so that slightly longer prompts do not reallocate
 
@@ -20,7 +20,7 @@ LENGTH_QUANTUM = 32  # capacity grows in steps of so many tokens, so that slight
 class KVCache:
     """k and v of every layer, each [places, K, capacity, D]; `lengths` on the host says how much of a place is filled."""
 
-    def __init__(self, model: Qwen2):
+    def __init__(self, model: Transformer):
         config = model.config
         self.shape = (config.num_kv_heads, config.head_size)
         self.dtype, self.device = model.dtype, model.device
@@ -29,7 +29,7 @@ class KVCache:
         self.lengths: list[int] = []
 
     @staticmethod
-    def bytes_per_token(config: Qwen2Config, dtype: torch.dtype) -> int:
+    def bytes_per_token(config: TransformerConfig, dtype: torch.dtype) -> int:
         return 2 * config.num_layers * config.num_kv_heads * config.head_size * dtype.itemsize
 
     @staticmethod

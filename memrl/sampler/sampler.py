@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memrl.model.qwen2 import Qwen2
+from memrl.model.transformer import Transformer
 from memrl.sampler.kv_cache import DecodeContext, KVCache, PrefillContext
 from memrl.sampler.sampling import SamplingParams, sample_tokens, uniform
 
@@ -54,7 +54,7 @@ class Request:
 class Sampler:
     def __init__(
         self,
-        model: Qwen2,
+        model: Transformer,
         tokenizer=None,
         *,
         max_rows: int = 256,

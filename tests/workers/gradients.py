@@ -13,7 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from memrl.config import EngineOptions, OptimOptions, RLOptions
-from memrl.model import Qwen2Config
+from memrl.model import TransformerConfig
 from memrl.model.loader import from_scratch
 from memrl.rl import distributed
 from memrl.rl.engine import Engine
@@ -21,7 +21,7 @@ from memrl.rl.packing import TrainTurn
 from memrl.rl.update import accumulate_gradients
 from memrl.types import Turn
 
-CONFIG = Qwen2Config(97, 48, 80, 2, 4, 2, 12, tie_word_embeddings=True, initializer_range=0.2)
+CONFIG = TransformerConfig(97, 48, 80, 2, 4, 2, 12, tie_word_embeddings=True, initializer_range=0.2)
 OPTIM = OptimOptions(lr=1e-3, warmup_updates=1)
 RL = RLOptions(kl_coef=0.1, clip_high=0.28)
 

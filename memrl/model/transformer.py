@@ -18,7 +18,7 @@ from memrl.model.rope import RopeConfig, rope_angles, rope_inverse_frequencies
 
 
 @dataclass(frozen=True)
-class Qwen2Config:
+class TransformerConfig:
     """The shape of a model, as in a checkpoint's config.json; sizes count units, `head_size` is one head's width."""
 
     vocab_size: int
@@ -52,7 +52,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, config: Qwen2Config, layer: int):
+    def __init__(self, config: TransformerConfig, layer: int):
         super().__init__()
         self.layer, self.head_size = layer, config.head_size
         q_size, kv_size = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
@@ -70,7 +70,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, config: Qwen2Config):
+    def __init__(self, config: TransformerConfig):
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
@@ -81,7 +81,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, config: Qwen2Config, layer: int):
+    def __init__(self, config: TransformerConfig, layer: int):
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, layer)
@@ -96,7 +96,7 @@ class Layer(nn.Module):
 class Body(nn.Module):
     """Everything up to the last norm; the name `model` of its instance is what checkpoints expect."""
 
-    def __init__(self, config: Qwen2Config):
+    def __init__(self, config: TransformerConfig):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_layers))
@@ -112,8 +112,8 @@ class OutputLayer(nn.Linear):
         return token_logprobs(hidden, self.weight, targets, temperature)
 
 
-class Qwen2(nn.Module):
-    def __init__(self, config: Qwen2Config):
+class Transformer(nn.Module):
+    def __init__(self, config: TransformerConfig):
         super().__init__()
         self.config = config
         self.model = Body(config)
