@@ -79,6 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
             sizes, unknown = measure(samples, llm)
             longest = {"document_tokens": max(sizes), "question_tokens": longest_question}
             check_cache(llm.sampler, tokenizer, agent, **longest)
+        print(*llm.about, sep="\n", file=sys.stderr)
         warn_of_unknown(unknown)
         total = sum(-(-size // agent.chunk_tokens) for size in sizes)
         began = time.monotonic()

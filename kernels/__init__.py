@@ -8,10 +8,18 @@ Shape legend of every file:
     H query heads     K key/value heads (H % K == 0)     D head size     C hidden size     V vocabulary     N selected tokens
 """
 
-from kernels.attention import decode_attention, packed_attention
+from kernels.attention import AttentionBackend, merge_into, pick_attention
 from kernels.logprob import token_logprobs
 from kernels.rms_norm import rms_norm
 from kernels.rope import apply_rope
 from kernels.swiglu import swiglu
 
-__all__ = ["apply_rope", "decode_attention", "packed_attention", "rms_norm", "swiglu", "token_logprobs"]
+__all__ = [
+    "AttentionBackend",
+    "apply_rope",
+    "merge_into",
+    "pick_attention",
+    "rms_norm",
+    "swiglu",
+    "token_logprobs",
+]

@@ -21,6 +21,8 @@ class ModelOptions:
     """Hugging Face folder of a Qwen2.5 checkpoint; nothing builds the miniature's model and warms it up from random weights."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the weights; auto keeps the checkpoint's own."""
+    attention: Literal["auto", "eager", "sdpa", "flash", "triton"] = "auto"
+    """What computes attention, in training and in rollouts; auto takes the best that runs here and says which."""
     checkpoint_layers: bool = True
     """Recompute each layer in the backward pass: less memory, a third more time."""
 
@@ -67,8 +69,10 @@ class RolloutOptions:
     """Must be 0, for the same reason."""
     max_rows: int = 128
     """Rows decoded together, on each rank."""
-    max_prefill_tokens: int = 16384
-    """Prompt tokens processed together."""
+    max_step_tokens: int = 0
+    """Prompt and response tokens of one forward pass of the sampler; 0 fits the model and the device."""
+    share_prefixes: bool = True
+    """Compute and keep what prompts have in common once."""
     cache_gib: float = 8.0
     """Bound on the key/value cache of each rank."""
 
@@ -238,7 +242,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "agent.answer_tokens": (1, math.inf),
     "agent.question_tokens": (1, math.inf),
     "rollout.max_rows": (1, math.inf),
-    "rollout.max_prefill_tokens": (1, math.inf),
+    "rollout.max_step_tokens": (0, math.inf),
     "rl.steps": (1, math.inf),
     "rl.prompts_per_step": (1, math.inf),
     "rl.group_size": (2, math.inf),

@@ -57,7 +57,8 @@ def check_cache(
 
     sizes = {"document_tokens": document_tokens, "question_tokens": question_tokens}
     # As the sampler counts: the last sampled token needs no place.
-    needed = KVCache.round_up(longest_turn(tokenizer, agent, **sizes) - 1)
+    size = sampler.cache.page_size
+    needed = -(-(longest_turn(tokenizer, agent, **sizes) - 1) // size) * size
     if needed > sampler.cache_tokens:
         gib = 1.01 * needed * KVCache.bytes_per_token(sampler.model.config, sampler.model.dtype) / 2**30
         raise ValueError(

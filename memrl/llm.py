@@ -5,7 +5,7 @@ all of them wait, the sampler takes one step, and whoever got an answer goes on.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -25,19 +25,31 @@ class Decoding:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
 
 
 class LocalLLM:
     """The sampler, seen from agents."""
 
-    def __init__(self, sampler: Sampler, tokenizer: Tokenizer, decoding: Decoding, system: str | None = None):
+    def __init__(
+        self,
+        sampler: Sampler,
+        tokenizer: Tokenizer,
+        decoding: Decoding,
+        system: str | None = None,
+        about: Sequence[str] = (),
+    ):
         """
         Args:
             system: system message of every prompt; None leaves it to the chat template.
+            about: lines for people that say what runs here.
         """
+        self.about = list(about)
         self.sampler, self.tokenizer = sampler, tokenizer
         stop_ids = frozenset(tokenizer.stop_ids)
-        self.params = SamplingParams(1, decoding.temperature, decoding.top_p, decoding.top_k, stop_ids)
+        self.params = SamplingParams(
+            1, decoding.temperature, decoding.top_p, decoding.top_k, stop_ids, min_p=decoding.min_p
+        )
         # The G rollouts of a sample follow each other, so a few entries spare all but the first tokenisation.
         self.encode = lru_cache(maxsize=16)(tokenizer.encode)
         self.template = lru_cache(maxsize=None)(lambda text: PromptTemplate(text, tokenizer, system))
@@ -114,14 +126,13 @@ class Session:
         done: asyncio.Future[Request] = asyncio.get_running_loop().create_future()
         self._llm.sampler.submit(Request(prompt_ids, params, tag=done))
         request = await done
-        content = request.ids[:-1] if request.finish_reason == "stop" else request.ids
         turn = Turn(
             kind=kind,
             prompt_ids=prompt_ids,
             response_ids=request.ids,
             response_logprobs=request.logprobs,
             finish_reason=request.finish_reason,
-            text=self.decode(content),
+            text=self.decode(request.content_ids),
         )
         if self._on_turn is not None:
             self._on_turn(turn)

@@ -7,13 +7,15 @@ take seconds.
 
 import os
 import sys
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from memrl.agents import AgentConfig
-    from memrl.llm import LocalLLM
+    from memrl.llm import Decoding, LocalLLM
+    from memrl.model import Transformer
     from memrl.tokenizer import Tokenizer
 
 
@@ -43,14 +45,24 @@ class ReaderOptions:
     """Sample from the smallest set of most likely tokens that reaches this probability."""
     top_k: int = 0
     """Sample from this many most likely tokens; 0 is off."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this times the most likely one; 0 is off."""
     max_rows: int = 128
     """Documents that are read at the same time; changes the speed, not the results."""
     cache_gib: float = 4.0
     """Bound on the key/value cache."""
+    attention: Literal["auto", "eager", "sdpa", "flash", "triton"] = "auto"
+    """What computes attention; auto takes the best that runs here and says which."""
+    max_step_tokens: int = 0
+    """Prompt and response tokens of one forward pass; 0 fits the model and the device."""
+    share_prefixes: bool = True
+    """Compute and keep what prompts have in common once."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights; auto keeps the checkpoint's own."""
     device: str = "auto"
-    """auto (a GPU where there is one), cpu, cuda or cuda:N."""
+    """auto (a GPU where there is one), cpu, cuda, cuda:N, or map: layers spread over all GPUs, what is left in CPU memory."""
+    max_memory: str | None = None
+    """How much of each device may hold weights, with device map: for example 0=70GiB,1=70GiB,cpu=100GiB. Nothing means all."""
     threads: int = 0
     """CPU threads; 0 takes all cores."""
     agent: AgentOverrides = field(default_factory=AgentOverrides)
@@ -73,6 +85,8 @@ def load_settings(model: str | Path, options: ReaderOptions) -> "tuple[AgentConf
         ("temperature", options.temperature, 0 <= options.temperature < float("inf")),
         ("top_p", options.top_p, 0 < options.top_p <= 1),
         ("top_k", options.top_k, options.top_k >= 0),
+        ("min_p", options.min_p, 0 <= options.min_p <= 1),
+        ("max_step_tokens", options.max_step_tokens, options.max_step_tokens >= 0),
     ):
         if not allowed:
             raise ValueError(f"{name} is {value}; see --help for what is allowed")
@@ -87,19 +101,67 @@ def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", op
 
     Whether its cache is large enough depends on the documents: see `memrl.limits.check_cache`.
 
+    Returns:
+        The llm; its `about` says what was loaded, how long that took, and what computes attention.
+
     Raises:
-        ValueError: the device is not there, or the folder holds no usable weights.
+        ValueError: the device or the attention backend is not there, or the folder holds no usable weights.
     """
-    from memrl.llm import Decoding, LocalLLM
-    from memrl.model import load_model
+    from kernels import pick_attention
+    from memrl.llm import LocalLLM
+    from memrl.model.loader import describe_model
+    from memrl.model.packed import pack_weights
     from memrl.sampler import Sampler
 
     set_threads(options.threads)
-    device = pick_device(options.device)
-    weights = load_model(model, dtype=options.dtype, device=device)
-    sampler = Sampler(weights, tokenizer, max_rows=options.max_rows, cache_gib=options.cache_gib)
-    decoding = Decoding(options.temperature, options.top_p, options.top_k)
-    return LocalLLM(sampler, tokenizer, decoding, agent.prompts.system)
+    began = time.monotonic()
+    weights = _load_weights(model, options)
+    about = [describe_model(weights, time.monotonic() - began)]
+    attention, reason = pick_attention(options.attention, weights.device, weights.dtype)
+    about.append(f"attention: {attention.name} ({reason})")
+    if weights.placement is None:
+        pack_weights(weights)
+    sampler = Sampler(
+        weights,
+        tokenizer,
+        max_rows=options.max_rows,
+        max_step_tokens=options.max_step_tokens or None,
+        cache_gib=options.cache_gib,
+        share_prefixes=options.share_prefixes,
+        attention=attention,
+    )
+    return LocalLLM(sampler, tokenizer, decoding(options), agent.prompts.system, about)
+
+
+def decoding(options: ReaderOptions) -> "Decoding":
+    from memrl.llm import Decoding
+
+    return Decoding(options.temperature, options.top_p, options.top_k, options.min_p)
+
+
+def _load_weights(model: str | Path, options: ReaderOptions) -> "Transformer":
+    if options.device == "map":
+        from memrl.model.device_map import load_dispatched
+
+        return load_dispatched(model, options.dtype, "auto", parse_max_memory(options.max_memory), progress=True)
+    if options.max_memory is not None:
+        raise ValueError(f"max_memory is {options.max_memory!r}, which only --device map uses; the device is {options.device!r}")
+    from memrl.model import load_model
+
+    return load_model(model, dtype=options.dtype, device=pick_device(options.device), progress=True)
+
+
+def parse_max_memory(text: str | None) -> dict[int | str, str] | None:
+    """ "0=70GiB,cpu=100GiB" to {0: "70GiB", "cpu": "100GiB"}; ValueError for anything else."""
+    if text is None:
+        return None
+    limits: dict[int | str, str] = {}
+    for part in text.split(","):
+        place, equals, size = (piece.strip() for piece in part.partition("="))
+        if not equals or not size or not (place.isdecimal() or place == "cpu"):
+            raise ValueError(f"max_memory holds {part!r}; say for example 0=70GiB,1=70GiB,cpu=100GiB")
+        limits[int(place) if place.isdecimal() else place] = size
+    return limits
 
 
 def check_seed(seed: int) -> int:

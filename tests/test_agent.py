@@ -379,7 +379,7 @@ def test_an_exception_in_one_agent_ends_the_run_and_cleans_up(small_model, token
         llm.run([reading(0), failing(llm.session(5)), reading(1), reading(2), reading(3)], concurrency=5)
     assert finished == []  # the others stopped too
     assert not sampler.has_work
-    assert sampler.cache.lengths == []
+    assert sampler.scheduler.pool.num_held == 0
     # The same objects go on as if nothing had been.
     sample = Sample("s", "q", DOCUMENT)
     again = llm.run([memory_agent(llm.session(4), sample, CONFIG)])[0]
@@ -433,10 +433,10 @@ def test_longest_turn_is_that_of_an_agent_that_uses_all_it_may(tokenizer, change
 
 
 def test_cache_check_agrees_with_the_sampler(small_model, tokenizer):
-    needed = Request([0] * longest_turn(tokenizer, CONFIG), SamplingParams(1)).max_len
+    needed = -(-Request([0] * longest_turn(tokenizer, CONFIG), SamplingParams(1)).max_cached // 4) * 4
     size = KVCache.bytes_per_token(small_model.config, small_model.dtype)
-    for tokens in (needed, needed - 1):
-        sampler = Sampler(small_model, cache_gib=tokens * size / 2**30)
+    for tokens in (needed, needed - 4):
+        sampler = Sampler(small_model, cache_gib=tokens * size / 2**30, page_size=4)
         llm = LocalLLM(sampler, tokenizer, Decoding(temperature=2.0))
         if tokens == needed:
             check_cache(sampler, tokenizer, CONFIG)

@@ -130,13 +130,13 @@ def test_failures_are_run_again_and_replaced(folder, tmp_path, capsys):
 
 def test_cache_that_holds_no_turn_leaves_no_rows(folder, tmp_path, capsys):
     options = ["--model", folder, "--samples", 2, "--lengths", "1", "--out", tmp_path / "out", "--device", "cpu"]
-    # Q, M, S and three marks of the chat, 6 + 4 + 8 in the slots, 4 generated: 28 tokens fit 32.
-    code, _, _ = run_main(capsys, *options, "--cache_gib", 32 * 256 / 2**30)
+    # Q, M, S and three marks of the chat, 6 + 4 + 8 in the slots, 4 generated: 28 tokens fit a page of 64.
+    code, _, _ = run_main(capsys, *options, "--cache_gib", 64 * 256 / 2**30)
     assert code == 0 and len(rows_in(tmp_path / "out")) == 2
     options[-3] = tmp_path / "other"
-    code, printed, errors = run_main(capsys, *options, "--cache_gib", 31 * 256 / 2**30)
+    code, printed, errors = run_main(capsys, *options, "--cache_gib", 63 * 256 / 2**30)
     assert (code, printed, len(errors)) == (2, "", 1)
-    assert "a cache of 32 tokens" in errors[0] and "allows 31" in errors[0] and "--cache_gib" in errors[0]
+    assert "a cache of 64 tokens" in errors[0] and "allows 0" in errors[0] and "--cache_gib" in errors[0]
     assert rows_in(tmp_path / "other") == []
 
 

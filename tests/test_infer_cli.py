@@ -164,11 +164,11 @@ def test_document_that_fails_fails_alone(infer, text_file, tmp_path, monkeypatch
 def test_cache_is_compared_with_what_the_documents_need(infer, text_file, tmp_path):
     short = tmp_path / "short.txt"
     short.write_text("red blue")
-    options = ("-q", Q, "--agent.chunk_tokens", 100, "--cache_gib", 32 * 256 / 2**30)
+    options = ("-q", Q, "--agent.chunk_tokens", 100, "--cache_gib", 64 * 256 / 2**30)
     assert infer(short, *options)[0] == 0  # a full chunk would not fit, but there is none
     code, printed, errors = infer(short, text_file, *options)
     assert (code, printed, len(errors)) == (2, "", 1)
-    assert "a cache of 128 tokens" in errors[0] and "allows 32" in errors[0]
+    assert "a cache of 128 tokens" in errors[0] and "allows 64" in errors[0]
     enough = re.search(r"--cache_gib (\S+) or more", errors[0])[1]
     assert infer(short, text_file, *options[:-1], enough)[0] == 0
 

@@ -1,4 +1,4 @@
-"""Every operation against a formula written out naively in fp64: values, gradients, bf16, awkward shapes."""
+"""Every operation but attention against a formula written out naively in fp64: values, gradients, bf16, awkward shapes."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 import kernels.logprob
-from kernels import apply_rope, decode_attention, packed_attention, rms_norm, swiglu, token_logprobs
+from kernels import apply_rope, rms_norm, swiglu, token_logprobs
 
 BF16 = {"rtol": 2e-2, "atol": 2e-2}
 FP32 = {"rtol": 1e-4, "atol": 1e-5}
@@ -117,104 +117,6 @@ def test_apply_rope_makes_scores_depend_on_distance_alone():
     scores = [(at(q, p + 4) * at(k, p)).sum() for p in (0, 3, 1000)]
     torch.testing.assert_close(scores[1:], [scores[0]] * 2)
     assert (at(q, 5) * at(k, 0)).sum() != scores[0]
-
-
-# ---- attention
-
-
-def naive_attention(q: Tensor, k: Tensor, v: Tensor, seq_lens: list[int]) -> Tensor:
-    """Token by token, head by head: softmax(q k^T / sqrt(D)) v over the tokens so far of its own sequence."""
-    group = q.shape[1] // k.shape[1]
-    out, start = [], 0
-    for length in seq_lens:
-        for t in range(start, start + length):
-            for h in range(q.shape[1]):
-                scores = k[start : t + 1, h // group] @ q[t, h] / math.sqrt(q.shape[2])
-                p = (scores - scores.max()).exp()
-                out.append((p / p.sum()) @ v[start : t + 1, h // group])
-        start += length
-    return torch.stack(out).view_as(q)
-
-
-def qkv(num_tokens: int, heads: int, kv_heads: int, head_size: int = 4, dtype: torch.dtype = torch.float64):
-    return (
-        2 * normal(num_tokens, heads, head_size, dtype=dtype),
-        2 * normal(num_tokens, kv_heads, head_size, seed=1, dtype=dtype),
-        normal(num_tokens, kv_heads, head_size, seed=2, dtype=dtype),
-    )
-
-
-HEADS = [(2, 2), (4, 2), (6, 1), (1, 1)]
-
-
-@pytest.mark.parametrize("seq_lens", [[1], [6], [1, 1, 1], [3, 1, 5], [4, 4, 2, 2, 1, 4]])
-@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
-def test_packed_attention_is_the_formula(heads, kv_heads, seq_lens):
-    tensors = qkv(sum(seq_lens), heads, kv_heads)
-    torch.testing.assert_close(packed_attention(*tensors, seq_lens), naive_attention(*tensors, seq_lens))
-
-
-@pytest.mark.parametrize(("heads", "kv_heads"), HEADS[:3])
-def test_packed_attention_has_exact_gradients(heads, kv_heads):
-    tensors = [t.requires_grad_() for t in qkv(7, heads, kv_heads, 2)]
-    assert gradcheck(lambda q, k, v: packed_attention(q, k, v, [3, 1, 3]), tensors)
-
-
-@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
-def test_packed_attention_in_bf16_is_close(heads, kv_heads):
-    tensors, seq_lens = qkv(30, heads, kv_heads, 16, torch.bfloat16), [17, 1, 6, 6]
-    out = packed_attention(*tensors, seq_lens)
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(
-        out.double(), naive_attention(*(t.double() for t in tensors), seq_lens), rtol=3e-2, atol=3e-2
-    )
-
-
-def test_packed_attention_of_strided_inputs_is_the_formula():
-    tensors = [t.transpose(0, 1).contiguous().transpose(0, 1) for t in qkv(9, 4, 2)]
-    assert not tensors[0].is_contiguous()
-    torch.testing.assert_close(packed_attention(*tensors, [4, 5]), naive_attention(*tensors, [4, 5]))
-
-
-def test_packed_attention_refuses_lengths_that_do_not_add_up():
-    for seq_lens in ([3], [3, 3]):
-        with pytest.raises((AssertionError, RuntimeError)):
-            packed_attention(*qkv(5, 2, 1), seq_lens)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
-def test_decode_attention_is_the_last_row_of_packed_attention(heads, kv_heads, dtype):
-    lens, capacity = [5, 1, 8, 3], 8
-    q, k, v = qkv(sum(lens), heads, kv_heads, 8, dtype)
-    last = torch.tensor(lens).cumsum(0) - 1
-    # What lies behind a row's length is another row's leftovers, so it is large here instead of zero.
-    k_cache, v_cache = (torch.full((4, kv_heads, capacity, 8), 1e3, dtype=dtype) for _ in range(2))
-    mask = torch.arange(capacity) < torch.tensor(lens)[:, None]
-    for row, (keys, values) in enumerate(zip(k.split(lens), v.split(lens), strict=True)):
-        k_cache[row, :, : lens[row]] = keys.transpose(0, 1)
-        v_cache[row, :, : lens[row]] = values.transpose(0, 1)
-    out = decode_attention(q[last], k_cache, v_cache, mask)
-    assert out.dtype == dtype and out.shape == (4, heads, 8)
-    exact = naive_attention(q.double(), k.double(), v.double(), lens)[last]
-    torch.testing.assert_close(
-        out.double(), exact, **({} if dtype == torch.float64 else {"rtol": 3e-2, "atol": 3e-2})
-    )
-    packed = packed_attention(q, k, v, lens)[last]
-    torch.testing.assert_close(
-        out, packed, **({} if dtype == torch.float64 else {"rtol": 3e-2, "atol": 3e-2})
-    )
-
-
-def test_decode_attention_honours_masks_with_holes():
-    q, k_cache, v_cache = normal(2, 4, 6), normal(2, 2, 7, 6, seed=1), normal(2, 2, 7, 6, seed=2)
-    mask = torch.tensor([[1, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0, 1]]).bool()
-    out = decode_attention(q, k_cache, v_cache, mask)
-    for row in range(2):
-        keys, values = (cache[row][:, mask[row]].transpose(0, 1) for cache in (k_cache, v_cache))
-        queries = q[row].expand(len(keys), -1, -1)
-        expected = naive_attention(queries, keys, values, [len(keys)])[-1]
-        torch.testing.assert_close(out[row], expected)
 
 
 # ---- token_logprobs

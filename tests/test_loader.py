@@ -1,16 +1,21 @@
 """Model folders in: both config dialects, every layout of weights that is accepted, and every refusal."""
 
+import io
+import itertools
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from memrl.model import Transformer, TransformerConfig, load_model, read_config, save_model
+from memrl.model import Transformer, TransformerConfig, describe_model, load_model, loader, read_config, save_model, weights
 from memrl.model.loader import CheckpointError
 from memrl.model.rope import RopeConfig
+from memrl.model.saver import save_state
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 BIAS = "model.layers.1.self_attn.k_proj.bias"
@@ -164,6 +169,110 @@ def test_sliding_window_that_never_slides_is_accepted(window, model_folder, tiny
     assert same_weights(load_model(model_folder), tiny_model)
 
 
+# ---- memory and time
+
+SHARD_BYTES, SLACK_BYTES = 48 * 2**20, 20 * 2**20
+MEASURE = """
+import sys, torch
+from memrl.model import load_model
+torch.set_num_threads(1)
+
+def memory(key):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) * 1024
+
+torch.ones(10).bfloat16().float().sum()  # what the first operation allocates is not the loader's
+before = memory("VmRSS")
+model = load_model(sys.argv[1], dtype=sys.argv[2])
+weights = sum(p.nbytes for p in model.parameters())
+print(memory("VmHWM") - before - weights, weights)
+"""
+
+
+@pytest.fixture(scope="module")
+def sharded_folder(tmp_path_factory) -> Path:
+    """220 MiB of bf16 in six files."""
+    config = TransformerConfig(8192, 1024, 4096, 6, 8, 2, 128)
+    with torch.device("meta"):
+        shapes = {name: p.shape for name, p in Transformer(config).named_parameters()}
+    folder = tmp_path_factory.mktemp("sharded") / "model"
+    tensors = ((name, torch.full(shape, 0.01 * number)) for number, (name, shape) in enumerate(shapes.items()))
+    save_state(tensors, config, "bfloat16", folder, max_shard_bytes=SHARD_BYTES)
+    return folder
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell a process its peak memory")
+@pytest.mark.parametrize(("dtype", "buffer"), [("bfloat16", 0), ("float32", weights.BUFFER_BYTES)])
+def test_loading_shards_takes_the_memory_of_the_weights_and_less_than_a_shard(dtype, buffer, sharded_folder):
+    """A copy of each shard, or maps that stay until the end, would show as one shard or 220 MiB too much."""
+    assert len(list(sharded_folder.glob("*.safetensors"))) >= 5
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(sharded_folder), dtype],
+        cwd=Path(__file__).parent.parent,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    extra, size = map(int, done.stdout.split())
+    assert size > 200 * 2**20
+    assert extra <= min(buffer, SHARD_BYTES) + SLACK_BYTES, f"{extra / 2**20:.0f} MiB more than the weights"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tensors_longer_than_the_buffer_are_read_in_pieces(dtype, tiny_model, model_folder, monkeypatch):
+    monkeypatch.setattr(weights, "BUFFER_BYTES", 1000)
+    assert same_weights(load_model(model_folder, dtype), tiny_model.to(getattr(torch, dtype)))
+
+
+def test_file_that_shrinks_while_it_is_read_is_named(model_folder, monkeypatch):
+    whole = loader.list_tensors
+
+    def then_cut(file):
+        found = whole(file)
+        os.truncate(file, file.stat().st_size - 100)
+        return found
+
+    monkeypatch.setattr(loader, "list_tensors", then_cut)
+    refused(model_folder, "model.safetensors ended within", "again")
+
+
+def test_progress_is_shown_on_request_and_only_where_loading_takes_long(model_folder, monkeypatch, capsys):
+    load_model(model_folder, progress=True)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(loader, "PATIENCE_SECONDS", 0.0)
+    load_model(model_folder)
+    assert capsys.readouterr() == ("", "")
+    load_model(model_folder, progress=True)
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("loading  ") and "MiB  100%" in err
+
+
+def test_progress_tells_the_time_left_from_the_bytes_read(monkeypatch):
+    ticks = itertools.count(0.0, 3.0)  # every look at the clock is three seconds later
+    stream = io.StringIO()
+    monkeypatch.setattr(loader.time, "monotonic", lambda: next(ticks))
+    plain = loader.Progress
+    monkeypatch.setattr(
+        loader, "Progress", lambda *args, **kwargs: plain(*args, **kwargs, stream=stream, every=1, clock=lambda: next(ticks))
+    )
+    with loader._shown(100 << 20, True) as on_bytes:
+        for _ in range(10):
+            on_bytes(10 << 20)
+    lines = stream.getvalue().splitlines()
+    assert "loading  10/100 MiB  10%" in lines[0] and "left" in lines[0]
+    assert "100/100 MiB  100%" in lines[-1]
+
+
+def test_description_gives_family_size_type_and_time(tiny_model):
+    with torch.device("meta"):
+        large = Transformer(TransformerConfig(152064, 3584, 18944, 28, 28, 4, 128)).bfloat16()
+    assert "qwen2 7.62 B parameters, bfloat16, 14.2 GiB" in describe_model(large)
+    assert describe_model(tiny_model) == "qwen2 107 K parameters, float32, 0.4 MiB"
+    assert describe_model(tiny_model, 8.06) == "loaded qwen2 107 K parameters, float32, 0.4 MiB in 8.1 s"
+    tiny_model.placement = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    assert describe_model(tiny_model).endswith("MiB, layers on cuda:0 (1) and cuda:1 (1)")
+
+
 # ---- what is refused
 
 
@@ -185,8 +294,12 @@ def test_broken_config_is_named(content, model_folder):
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"model_type": "llama"}, ["model_type 'llama'", "qwen2"]),
+        ({"model_type": "qwen3_moe"}, ["model_type 'qwen3_moe'", "qwen2, qwen3, llama, mistral"]),
         ({"model_type": None}, ["model_type None", "qwen2"]),
+        ({"model_type": "llama", "mlp_bias": True}, ["mlp_bias", "feed-forward"]),
+        ({"num_experts": 64}, ["num_experts is 64", "dense"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor 0.5", "whole heads"]),
+        ({"rope_scaling": {"type": "linear", "factor": 2, "partial_rotary_factor": 0.5}}, ["partial_rotary_factor 0.5"]),
         ({"hidden_act": "gelu"}, ["hidden_act 'gelu'", "silu"]),
         ({"quantization_config": {"bits": 4}}, ["quantised", "unquantised"]),
         ({"hidden_size": "64"}, ["hidden_size", "'64'"]),
@@ -197,6 +310,12 @@ def test_broken_config_is_named(content, model_folder):
         ({"rope_theta": "big"}, ["rope_theta", "'big'"]),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1]}}, ["longrope", "default, linear, yarn"]),
         ({"rope_scaling": {"type": "yarn"}}, ["yarn", "factor"]),
+        ({"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 0}}, ["original_max", "0"]),
+        ({"rope_scaling": {"type": "llama3", "factor": 8.0, "high_freq_factor": 4}}, ["llama3", "low_freq_factor"]),
+        (
+            {"rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 4, "high_freq_factor": 4}},
+            ["low_freq_factor (4.0)", "high_freq_factor (4.0)"],
+        ),
         ({"rope_scaling": "yarn"}, ["rope_scaling", "'yarn'"]),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 0.7}}, ["mscale"]),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, ["full_attention"]),
@@ -208,12 +327,26 @@ def test_broken_config_is_named(content, model_folder):
             {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["sliding_attention"] * 2},
             ["window 8"],
         ),
+        (
+            {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
+            ["window 8"],
+        ),
+        ({"model_type": "mistral", "sliding_window": 4096}, ["window 4096", "texts up to 32768", "max_position_embeddings"]),
         ({"torch_dtype": "int8"}, ["int8", "float32, bfloat16, float16"]),
     ],
 )
 def test_unsupported_config_names_the_setting(changes, parts, model_folder):
     rewrite_config(model_folder, **changes)
     refused(model_folder, *parts)
+
+
+def test_mistral_without_the_key_has_a_window_as_in_transformers(model_folder):
+    rewrite_config(model_folder, drop=("sliding_window", "use_sliding_window"), model_type="mistral")
+    refused(model_folder, "window 4096")
+    rewrite_config(model_folder, sliding_window=None)
+    assert read_config(model_folder).family == "mistral"
+    rewrite_config(model_folder, sliding_window=32768)
+    assert read_config(model_folder).family == "mistral"
 
 
 def test_missing_setting_is_named(model_folder):
@@ -239,6 +372,11 @@ def test_folder_without_weights_is_named(model_folder):
 def test_shards_without_their_index_are_named(model_folder):
     (model_folder / "model.safetensors").rename(model_folder / "model-00001-of-00002.safetensors")
     refused(model_folder, "model-00001-of-00002.safetensors", "model.safetensors.index.json")
+
+
+def test_quantised_tensors_are_named(model_folder):
+    rewrite_weights(model_folder, lambda state: state.update({BIAS: state[BIAS].to(torch.float8_e4m3fn)}))
+    refused(model_folder, BIAS, "F8_E4M3", "unquantised")
 
 
 @pytest.mark.parametrize("keep", [0, 4, 100, -1])

@@ -9,6 +9,7 @@ import torch
 from memrl.model import PackedContext, Transformer, TransformerConfig, logits_of, read_config
 from memrl.model.loader import from_scratch
 from memrl.model.rope import RopeConfig, rope_angles, rope_inverse_frequencies
+from tests.peer import peer_config, peer_logits, peer_of
 
 # hidden, heads, kv heads, head size, feed-forward size, layers, vocabulary, tied
 SHAPES = {
@@ -29,6 +30,10 @@ ROPES = {
     "yarn, own betas": dataclasses.replace(YARN, beta_fast=8.0, beta_slow=2.0, attention_factor=1.3),
     "yarn, not truncated": dataclasses.replace(YARN, theta=5e4, factor=2.5, truncate=False),
     "yarn, factor 1": dataclasses.replace(YARN, factor=1.0),
+    "llama3": RopeConfig(theta=5e5, kind="llama3", factor=8.0, original_max_position_embeddings=64),
+    "llama3, own bands": RopeConfig(
+        theta=1e4, kind="llama3", factor=32.0, original_max_position_embeddings=96, low_freq_factor=0.5, high_freq_factor=11.0
+    ),
     "yarn, every pair turns": dataclasses.replace(YARN, theta=500.0, original_max_position_embeddings=8192),
 }
 PARAMETERS = {
@@ -51,54 +56,6 @@ def make_config(hidden, heads, kv_heads, head_size, feed_forward, layers, vocab,
         tie_word_embeddings=tied,
         **more,
     )
-
-
-def rope_settings(rope: RopeConfig) -> dict:
-    settings = {"rope_type": rope.kind, "rope_theta": rope.theta}
-    if rope.kind != "default":
-        settings["factor"] = rope.factor
-    if rope.kind == "yarn":
-        settings["original_max_position_embeddings"] = rope.original_max_position_embeddings
-        settings |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
-        if rope.attention_factor is not None:
-            settings["attention_factor"] = rope.attention_factor
-    return settings
-
-
-def peer_config(config: TransformerConfig):
-    from transformers import Qwen2Config as PeerConfig
-
-    return PeerConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
-        head_dim=config.head_size,
-        rms_norm_eps=config.rms_norm_eps,
-        tie_word_embeddings=config.tie_word_embeddings,
-        max_position_embeddings=config.max_position_embeddings,
-        rope_parameters=rope_settings(config.rope),
-    )
-
-
-def peer_of(model: Transformer):
-    """transformers' model with the same weights (the same tensors, in fact)."""
-    from transformers import Qwen2ForCausalLM
-
-    with torch.device("meta"):
-        peer = Qwen2ForCausalLM(peer_config(model.config))
-    peer.load_state_dict(model.state_dict(), assign=True, strict=True)
-    peer.tie_weights()
-    # Built on meta, it has no frequencies; a fresh rotary module on the CPU has.
-    peer.model.rotary_emb = type(peer.model.rotary_emb)(peer.config)
-    return peer.eval()
-
-
-@torch.no_grad()
-def peer_logits(model: Transformer, ids: list[int]) -> torch.Tensor:
-    return peer_of(model)(torch.tensor([ids])).logits[0].float()
 
 
 def random_ids(count: int, vocab_size: int, seed: int = 0) -> list[int]:
@@ -156,6 +113,18 @@ def test_yarn_keeps_fast_pairs_and_slows_slow_ones_by_the_factor():
     assert rope.attention_scaling == pytest.approx(1.138629436)
 
 
+def test_llama3_keeps_short_waves_and_lengthens_long_ones_by_the_factor():
+    rope = RopeConfig(theta=5e5, kind="llama3", factor=8.0, original_max_position_embeddings=8192)
+    plain, scaled = (rope_inverse_frequencies(r, 128) for r in (RopeConfig(theta=5e5), rope))
+    wavelengths = 2 * torch.pi / plain
+    short, long = wavelengths < 8192 / 4, wavelengths > 8192 / 1
+    assert short.sum() == 29 and long.sum() == 29  # Llama 3.1's 64 pairs
+    assert torch.equal(scaled[short], plain[short]) and torch.equal(scaled[long], plain[long] / 8)
+    between = ~(short | long)
+    assert ((scaled < plain) & (scaled > plain / 8))[between].all()
+    assert rope.attention_scaling == 1.0
+
+
 def test_rope_angles_are_computed_in_fp32_and_only_then_rounded():
     rope = RopeConfig()
     frequencies, positions = rope_inverse_frequencies(rope, 64), torch.tensor([30_001])
@@ -171,6 +140,7 @@ def test_rope_angles_are_computed_in_fp32_and_only_then_rounded():
         ({"kind": "longrope"}, "longrope.*default, linear, yarn"),
         ({"theta": 0.0}, "theta"),
         ({"factor": 0.0}, "factor"),
+        ({"kind": "llama3", "low_freq_factor": 5.0}, r"low_freq_factor \(5.0\).*high_freq_factor \(4.0\)"),
     ],
 )
 def test_rope_config_out_of_range_names_the_value(bad, named):

@@ -87,7 +87,7 @@ def test_rollouts_of_a_group_differ_and_so_do_equal_samples(make_llm):
     assert len(set(readings)) == len(readings) == 12
 
 
-@pytest.mark.parametrize("options", [{}, {"max_rows": 2}, {"max_rows": 5, "max_prefill_tokens": 60}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"max_rows": 2}, {"max_rows": 5, "max_step_tokens": 60}], ids=str)
 def test_trajectories_do_not_depend_on_order_ranks_or_batch(make_llm, options):
     whole = collect(make_llm())
     backwards = collect(make_llm(**options), dict(reversed(SAMPLES.items())))

@@ -231,3 +231,14 @@ def test_tokenizer_and_stop_ids_are_saved_along(shared_data, tiny_config, tmp_pa
     assert reread.encode("a chunk <|im_end|>") == tokenizer.encode("a chunk <|im_end|>")
     assert reread.chat_template == tokenizer.chat_template
     assert load_model(tmp_path / "model").config == model.config
+
+
+def test_generic_tokenizer_is_saved_under_the_name_that_every_version_knows(tiny_model, tmp_path):
+    from memrl.tokenizer import load_tokenizer
+    from tests.test_tokenizer import character_tokenizer
+
+    tokenizer = character_tokenizer()
+    save_model(tiny_model, tmp_path / "model", tokenizer)
+    raw = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
+    assert raw["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert load_tokenizer(tmp_path / "model").encode("a chunk") == tokenizer.encode("a chunk")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from memrl.evaluation.summary import print_table, summarize, write_summary
 from memrl.evaluation.tasks import Length, Task, make_task, parse_lengths
 from memrl.limits import check_cache
 from memrl.progress import Progress, format_seconds
-from memrl.runtime import ReaderOptions, check_seed, load_settings, open_llm, peak_memory
+from memrl.runtime import ReaderOptions, check_seed, decoding, load_settings, open_llm, peak_memory
 
 if TYPE_CHECKING:
     from memrl.llm import LocalLLM
@@ -75,6 +76,7 @@ class Evaluation:
         old = [self.results.rows[key] for key in wanted & done]
         counts = {"done": len(old), "right": sum(row["strict"] for row in old), "failed": 0}
         total = sum(plan.num_chunks() for plan in self.plans)
+        print(*self.llm.about, sep="\n", file=sys.stderr)
         began, chunks_before = time.monotonic(), sum(row["chunks"] for row in old)
         with Progress("eval", total, "chunks", start=chunks_before) as progress:
 
@@ -154,10 +156,7 @@ def open_evaluation(options: Options, reader: ReaderOptions) -> Evaluation:
             most = f"{task.max_length} {task.length_unit}"
             raise ValueError(f"lengths holds {chosen[-1]}; a document of {task.name} has at most {most}")
         plans.append(Plan(task, chosen, sample_keys(task, chosen, options.samples)))
-    from memrl.llm import Decoding
-
-    decoding = Decoding(reader.temperature, reader.top_p, reader.top_k)
-    settings = fingerprint(options.model, agent, decoding, reader.dtype, options.seed, tasks, METHOD)
+    settings = fingerprint(options.model, agent, decoding(reader), reader.dtype, options.seed, tasks, METHOD)
     model = Path(options.model).resolve()
     folder = Path(options.out) if options.out else model.parent / "eval" / model.name
     results = Results(folder, settings, resume=options.resume == "auto")

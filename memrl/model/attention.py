@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels import packed_attention
+from kernels import AttentionBackend, pick_attention
 
 
 class AttentionContext(Protocol):
@@ -24,14 +24,22 @@ class AttentionContext(Protocol):
 
 
 class PackedContext:
-    """Whole sequences, end to end, each of which sees only itself."""
+    """Whole sequences, end to end, each of which sees only itself; `attention` None is the default for the device."""
 
-    def __init__(self, seq_lens: Sequence[int], device: torch.device | str = "cpu"):
-        self.seq_lens = list(seq_lens)
-        self.positions = packed_positions(self.seq_lens, device)
+    def __init__(
+        self, seq_lens: Sequence[int], device: torch.device | str = "cpu", attention: AttentionBackend | None = None
+    ):
+        self.positions = packed_positions(seq_lens, device)
+        self.attention = attention or default_attention(device)
+        self.plan = self.attention.plan_packed(seq_lens, device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return packed_attention(q, k, v, self.seq_lens)
+        return self.attention.packed(q, k, v, self.plan)
+
+
+def default_attention(device: torch.device | str) -> AttentionBackend:
+    """The backend that runs everywhere; `kernels.pick_attention` has the others."""
+    return pick_attention("sdpa", device, torch.float32)[0]
 
 
 def packed_positions(seq_lens: Sequence[int], device: torch.device | str = "cpu") -> Tensor:

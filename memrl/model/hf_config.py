@@ -5,10 +5,27 @@ writes `rope_parameters` and `dtype`. Both are read; the first is written, becau
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from memrl.model.rope import RopeConfig
-from memrl.model.transformer import TransformerConfig
+from memrl.model.transformer import FAMILIES, TransformerConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_ARCHITECTURES = {
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+}
+_LEFT_OUT = {  # what transformers takes a left-out key for, where that depends on the family
+    "qwen2": {},
+    "qwen3": {"head_dim": 128},
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131_072},
+}
 
 _SIZES = {  # config.json's name -> ours
     "vocab_size": "vocab_size",
@@ -26,6 +43,8 @@ _ROPE_KEYS = {
     "beta_slow",
     "attention_factor",
     "truncate",
+    "low_freq_factor",
+    "high_freq_factor",
 }
 
 
@@ -58,6 +77,17 @@ def read_raw_config(path: str | Path) -> dict:
     return read_json(folder / "config.json")
 
 
+def dtype_named(name: str, raw: dict) -> torch.dtype:
+    """The type of the weights; "auto" is what `raw`, a config.json, says."""
+    where = "dtype"
+    if name == "auto":
+        where, name = "config.json's dtype", raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    name = str(name).removeprefix("torch.")
+    if name not in DTYPES:
+        raise CheckpointError(f"{where} {name!r} is not supported; allowed: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
 def read_config(path: str | Path) -> TransformerConfig:
     """The shape of the model in a Hugging Face folder.
 
@@ -72,13 +102,11 @@ def read_config(path: str | Path) -> TransformerConfig:
 
 
 def _parse(raw: dict) -> TransformerConfig:
-    if raw.get("model_type") != "qwen2":
-        found = raw.get("model_type")
-        raise ValueError(f"model_type {found!r} is not supported; memrl runs 'qwen2' (Qwen2 and Qwen2.5)")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act {raw['hidden_act']!r} is not supported; memrl runs 'silu'")
-    if raw.get("quantization_config"):
-        raise ValueError("the weights are quantised (quantization_config); use the unquantised checkpoint")
+    family = raw.get("model_type")
+    if family not in FAMILIES:
+        raise ValueError(f"model_type {family!r} is not supported; memrl runs {', '.join(FAMILIES)}")
+    raw = _LEFT_OUT[family] | raw
+    _refuse_unsupported(raw, family)
     sizes = {ours: _size(raw, theirs) for theirs, ours in _SIZES.items()}
     heads = sizes["num_heads"]
     kv_heads = heads if raw.get("num_key_value_heads") is None else _size(raw, "num_key_value_heads")
@@ -92,7 +120,7 @@ def _parse(raw: dict) -> TransformerConfig:
         raise ValueError(f"heads of {head_size} units cannot be rotated; the head size must be even")
     max_positions = _size({"max_position_embeddings": 32768} | raw, "max_position_embeddings")
     rope = _parse_rope(raw, max_positions)
-    _refuse_sliding_window(raw, sizes["num_layers"], max_positions * rope.factor)
+    _refuse_sliding_window(raw, family, sizes["num_layers"], max_positions * rope.factor)
     return TransformerConfig(
         **sizes,
         num_kv_heads=kv_heads,
@@ -102,7 +130,24 @@ def _parse(raw: dict) -> TransformerConfig:
         max_position_embeddings=max_positions,
         initializer_range=_number(raw, "initializer_range", 0.02),
         rope=rope,
+        family=family,
+        attention_bias=family in ("qwen3", "llama") and bool(raw.get("attention_bias", False)),
     )
+
+
+def _refuse_unsupported(raw: dict, family: str) -> None:
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"hidden_act {raw['hidden_act']!r} is not supported; memrl runs 'silu'")
+    if raw.get("quantization_config"):
+        raise ValueError("the weights are quantised (quantization_config); use the unquantised checkpoint")
+    if family == "llama" and raw.get("mlp_bias"):
+        raise ValueError("mlp_bias is true, but biases in the feed-forward layers are not supported; only false is")
+    if raw.get("partial_rotary_factor") not in (None, 1):
+        found = raw["partial_rotary_factor"]
+        raise ValueError(f"partial_rotary_factor {found!r} is not supported; memrl rotates whole heads (1.0)")
+    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if raw.get(key):
+            raise ValueError(f"mixtures of experts are not supported ({key} is {raw[key]!r}); use a dense model")
 
 
 def _parse_rope(raw: dict, max_positions: int) -> RopeConfig:
@@ -118,8 +163,8 @@ def _parse_rope(raw: dict, max_positions: int) -> RopeConfig:
         if "type" in found:
             found.setdefault("rope_type", found.pop("type"))
         settings |= found
-    if settings.get("partial_rotary_factor") == 1:
-        del settings["partial_rotary_factor"]
+    if "partial_rotary_factor" in settings:
+        _refuse_unsupported({"partial_rotary_factor": settings.pop("partial_rotary_factor")}, "")
     kind = settings.get("rope_type", "default")
     theta = _number(settings, "rope_theta", _number(raw, "rope_theta", 10_000.0))  # as in transformers
     rope = RopeConfig(theta=theta, kind=kind)  # an unknown kind is named before its unknown settings are
@@ -134,11 +179,21 @@ def _parse_rope(raw: dict, max_positions: int) -> RopeConfig:
     if kind == "linear":
         return RopeConfig(theta=theta, kind=kind, factor=factor)
     original = _number(raw, "original_max_position_embeddings", max_positions)
-    return RopeConfig(
-        theta=theta,
-        kind=kind,
-        factor=factor,
-        original_max_position_embeddings=int(_number(settings, "original_max_position_embeddings", original)),
+    original = int(_number(settings, "original_max_position_embeddings", original))
+    if original < 1:
+        raise ValueError(f"original_max_position_embeddings must be a positive number of tokens, found {original}")
+    scaled = RopeConfig(theta=theta, kind=kind, factor=factor, original_max_position_embeddings=original)
+    if kind == "llama3":
+        for key in ("low_freq_factor", "high_freq_factor"):
+            if key not in settings:
+                raise ValueError(f"rope type 'llama3' needs a {key}, for example {getattr(rope, key)}")
+        return replace(
+            scaled,
+            low_freq_factor=_number(settings, "low_freq_factor", None),
+            high_freq_factor=_number(settings, "high_freq_factor", None),
+        )
+    return replace(
+        scaled,
         beta_fast=_number(settings, "beta_fast", rope.beta_fast),
         beta_slow=_number(settings, "beta_slow", rope.beta_slow),
         attention_factor=_number(settings, "attention_factor", None),
@@ -146,10 +201,17 @@ def _parse_rope(raw: dict, max_positions: int) -> RopeConfig:
     )
 
 
-def _refuse_sliding_window(raw: dict, num_layers: int, longest: float) -> None:
+def _refuse_sliding_window(raw: dict, family: str, num_layers: int, longest: float) -> None:
     """ValueError where some layer's window is shorter than the longest text, `longest` tokens."""
     window = _number(raw, "sliding_window", None)
-    if not raw.get("use_sliding_window") or window is None or window >= longest:
+    if family == "llama" or window is None or window >= longest:  # transformers' Llama knows no windows
+        return
+    if family == "mistral":
+        raise ValueError(
+            f"sliding-window attention (window {window:.0f}, texts up to {longest:.0f} tokens) is not supported; "
+            f"set max_position_embeddings to {window:.0f} to read shorter texts, or use a Mistral without a window (v0.2 on)"
+        )
+    if not raw.get("use_sliding_window"):
         return
     layer_types = raw.get("layer_types")
     if layer_types is not None:
@@ -183,8 +245,8 @@ def _number(raw: dict, key: str, default: float | None) -> float | None:
 def config_to_json(config: TransformerConfig, dtype: str) -> dict:
     """What config.json should say of a model whose weights are stored as dtype ("bfloat16", ...)."""
     raw = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
+        "architectures": [_ARCHITECTURES[config.family]],
+        "model_type": config.family,
         **{theirs: getattr(config, ours) for theirs, ours in _SIZES.items()},
         "num_key_value_heads": config.num_kv_heads,
         "hidden_act": "silu",
@@ -194,22 +256,35 @@ def config_to_json(config: TransformerConfig, dtype: str) -> dict:
         "max_position_embeddings": config.max_position_embeddings,
         "attention_dropout": 0.0,
         "use_cache": True,
-        "use_sliding_window": False,
-        "sliding_window": None,
-        "max_window_layers": config.num_layers,
+        **_family_to_json(config),
         "rope_theta": config.rope.theta,
         "rope_scaling": _rope_to_json(config.rope),
         "torch_dtype": dtype,
     }
-    if config.head_size * config.num_heads != config.hidden_size:
+    if config.head_size * config.num_heads != config.hidden_size or config.family == "qwen3":
         raw["head_dim"] = config.head_size
     return raw
+
+
+def _family_to_json(config: TransformerConfig) -> dict:
+    no_window = {"use_sliding_window": False, "sliding_window": None, "max_window_layers": config.num_layers}
+    # transformers would otherwise fill in ids of Llama's own vocabulary, and generation would stop at its id 2.
+    no_ids = {"bos_token_id": None, "eos_token_id": None}
+    return {
+        "qwen2": no_window,
+        "qwen3": no_window | {"attention_bias": config.attention_bias},
+        "llama": no_ids | {"attention_bias": config.attention_bias, "mlp_bias": False},
+        "mistral": no_ids | {"sliding_window": None},
+    }[config.family]
 
 
 def _rope_to_json(rope: RopeConfig) -> dict | None:
     if rope.kind == "default":
         return None
     settings = {"rope_type": rope.kind, "type": rope.kind, "factor": rope.factor}
+    if rope.kind == "llama3":
+        settings["original_max_position_embeddings"] = rope.original_max_position_embeddings
+        settings["low_freq_factor"], settings["high_freq_factor"] = rope.low_freq_factor, rope.high_freq_factor
     if rope.kind == "yarn":
         settings["original_max_position_embeddings"] = rope.original_max_position_embeddings
         settings["beta_fast"], settings["beta_slow"] = rope.beta_fast, rope.beta_slow

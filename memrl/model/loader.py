@@ -1,26 +1,28 @@
-"""Hugging Face model folders in and out; safetensors only, nothing is ever unpickled.
+"""Hugging Face model folders in; safetensors only, nothing is ever unpickled.
 
-Reading and writing go tensor by tensor: loading takes the memory of the weights themselves, saving that of
-one shard.
+Loading goes tensor by tensor, each into the memory that keeps it, on the device where it is wanted: it takes the memory of the
+weights themselves and a buffer of `weights.BUFFER_BYTES`.
 """
 
-import json
-import shutil
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from memrl.files import sync_path, sync_tree
 from memrl.model.attention import PackedContext
-from memrl.model.hf_config import CheckpointError, config_to_json, read_config, read_json, read_raw_config
-from memrl.model.transformer import Transformer, TransformerConfig
+from memrl.model.hf_config import CheckpointError, dtype_named, read_config, read_json, read_raw_config
+from memrl.model.saver import EMBEDDING, INDEX, OUTPUT, SINGLE, first_few, save_model, save_state
+from memrl.model.transformer import Transformer, TransformerConfig, meta_model
+from memrl.model.weights import AGAIN, StoredTensor, WeightReader, list_tensors
+from memrl.progress import Progress
 
 __all__ = [
     "CheckpointError",
+    "describe_model",
     "from_scratch",
     "load_model",
     "logits_of",
@@ -29,54 +31,67 @@ __all__ = [
     "save_state",
 ]
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SHARD_BYTES = 5_000_000_000
-_EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-_AGAIN = "download or copy it again"
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+PATIENCE_SECONDS = 2.0  # loading that takes no longer needs no progress bar
 
 
-def load_model(path: str | Path, dtype: str = "auto", device: torch.device | str = "cpu") -> Transformer:
-    """The model in a Hugging Face folder, in evaluation mode.
+def load_model(
+    path: str | Path, dtype: str = "auto", device: torch.device | str = "cpu", progress: bool = False
+) -> Transformer:
+    """The model in a Hugging Face folder, in evaluation mode; `device_map.load_dispatched` spreads it over several devices.
 
     Args:
         path: a folder with config.json and model.safetensors, or with shards and their index.
         dtype: of the weights in memory, "float32", "bfloat16" or "float16"; "auto" for config.json's.
+        progress: show how far it is, on standard error, where loading takes longer than two seconds.
 
     Raises CheckpointError (a ValueError): one line that names the file or tensor at fault and the fix.
     """
+    model, stored = empty_model(path, dtype)
+    return fill_model(model, stored, lambda name: device, progress)
+
+
+def empty_model(path: str | Path, dtype: str) -> tuple[Transformer, dict[str, StoredTensor]]:
+    """A model on the meta device, in the dtype that it will have, and where each of its tensors lies on disk."""
     folder = Path(path)
     config = read_config(folder)
-    target = _dtype_named(dtype, read_raw_config(folder))
-    with torch.device("meta"):
-        model = Transformer(config)
-    files = _locate(folder, model)
+    target = dtype_named(dtype, read_raw_config(folder))
+    model = meta_model(config, target)
+    return model, _locate(folder, model)
+
+
+def fill_model(
+    model: Transformer,
+    stored: dict[str, StoredTensor],
+    device_of: Callable[[str], torch.device | str],
+    progress: bool = False,
+) -> Transformer:
+    """Read the weights of an empty model; those whose device is "disk" stay where they are and on meta."""
+    wanted = [tensor for name, tensor in stored.items() if device_of(name) != "disk"]
+    tied = model.config.tie_word_embeddings
     state: dict[str, Tensor] = {}
-    for file, names in files.items():
-        with _open(file) as source:
-            for name in names:
-                # A copy, never the mapped file itself: who replaces the file later must not change the model.
-                tensor = source.get_tensor(name)
-                wanted = _EMBEDDING if config.tie_word_embeddings and name == _OUTPUT else name
-                if wanted in state:
-                    _check_tie(folder, state[wanted], tensor)
-                    continue
-                state[wanted] = torch.empty(tensor.shape, dtype=target, device=device).copy_(tensor)
-    if config.tie_word_embeddings:
-        state[_OUTPUT] = state[_EMBEDDING]
-    model.load_state_dict(state, assign=True)
+    with _shown(sum(tensor.num_bytes for tensor in wanted), progress) as on_bytes:
+        reader = WeightReader(on_bytes)
+        for tensor in wanted:
+            name = EMBEDDING if tied and tensor.name == OUTPUT else tensor.name
+            value = reader.read(tensor, model.dtype, device_of(name))
+            if name in state:
+                _check_tie(tensor.file.parent, state[name], value)
+            else:
+                state[name] = value
+    if tied and EMBEDDING in state:
+        state[OUTPUT] = state[EMBEDDING]
+    model.load_state_dict(state, assign=True, strict=len(wanted) == len(stored))
     model.tie_weights()
     return model.eval()
 
 
 def from_scratch(config: TransformerConfig, seed: int, dtype: str = "float32") -> Transformer:
     """A randomly initialised model; the weights are a function of config and seed alone, rounded to dtype."""
-    with torch.device("meta"):
-        model = Transformer(config)
+    model = meta_model(config)
     model.to_empty(device="cpu")
     model.tie_weights()  # to_empty gives every module a tensor of its own
     model.init_weights(torch.Generator().manual_seed(seed))
-    return model.to(_dtype_named(dtype, {}))
+    return model.to(dtype_named(dtype, {}))
 
 
 @torch.no_grad()
@@ -88,147 +103,90 @@ def logits_of(model: Transformer, ids: list[int]) -> Tensor:
     return model(torch.tensor(ids, device=model.device), PackedContext([len(ids)], model.device))
 
 
-def save_model(
-    model: Transformer,
-    path: str | Path,
-    tokenizer=None,
-    max_shard_bytes: int = SHARD_BYTES,
-    finish: Callable[[Path], None] | None = None,
-) -> None:
-    """Write a folder that `load_model` and transformers load as it is, in the model's own dtype.
+def describe_model(model: Transformer, seconds: float | None = None) -> str:
+    """One line for people: "qwen2 7.62 B parameters, bfloat16, 14.2 GiB"; with seconds, "loaded ... in 8.1 s".
 
-    Args:
-        tokenizer: a Hugging Face tokenizer or memrl's, saved along with its stop ids; None to leave it out.
-
-    Arguments, guarantees and errors otherwise as for `save_state`.
+    Where the layers compute is named for a model on several devices, and how much of it is offloaded.
     """
-    save_state(model.state_dict(), model.config, str(model.dtype), path, tokenizer, max_shard_bytes, finish)
+    parameters = list(model.parameters())
+    count = sum(p.numel() for p in parameters)
+    scale, unit = next((pair for pair in ((1e9, "B"), (1e6, "M")) if count >= pair[0]), (1e3, "K"))
+    text = f"{model.config.family} {count / scale:.3g} {unit} parameters, {str(model.dtype).removeprefix('torch.')}, "
+    text += _size(sum(p.nbytes for p in parameters))
+    offloaded = sum(p.nbytes for p in parameters if p.is_meta)
+    if offloaded:
+        text += f" ({_size(offloaded)} of it offloaded)"
+    devices = Counter(map(str, model.layer_devices()))
+    if len(devices) > 1:
+        text += ", layers on " + " and ".join(f"{device} ({count})" for device, count in devices.items())
+    return text if seconds is None else f"loaded {text} in {seconds:.1f} s"
 
 
-def save_state(
-    tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
-    config: TransformerConfig,
-    dtype: str,
-    path: str | Path,
-    tokenizer=None,
-    max_shard_bytes: int = SHARD_BYTES,
-    finish: Callable[[Path], None] | None = None,
-) -> None:
-    """Write a Hugging Face folder from parameters that come one at a time, say gathered from ZeRO-3 ranks.
-
-    The folder appears whole or not at all: it is written under another name beside `path`, flushed to disk
-    and renamed. A model that it replaces is moved aside to `.NAME.old` for that instant and deleted after it,
-    so one of the two is complete whenever the machine stops.
-
-    Args:
-        tensors: every parameter by name, or (name, tensor) pairs in any order. Each is copied before the next
-            is asked for. The output layer of a tied model is left out.
-        dtype: "float32", "bfloat16" or "float16", what the weights are stored as.
-        max_shard_bytes: one file's limit; more becomes several files and an index.
-        finish: writes further files into the folder that it is given, before the folder appears under its name.
-
-    Raises CheckpointError for a `path` that holds something other than a model, and for tensors that are not
-    the config's; nothing has changed at `path` then.
-    """
-    target = Path(path).resolve()
-    _refuse_to_replace(target)
-    fresh, old = target.parent / f".{target.name}.new", target.parent / f".{target.name}.old"
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    try:
-        pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
-        stored = _dtype_named(dtype, {})
-        _write_weights(pairs, config, stored, fresh, max_shard_bytes)
-        raw = config_to_json(config, str(stored).removeprefix("torch."))
-        if tokenizer is not None:
-            raw |= _write_tokenizer(tokenizer, fresh)
-        _write_json(fresh / "config.json", raw)
-        if finish is not None:
-            finish(fresh)
-        sync_tree(fresh)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
-    if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        target.rename(old)
-    try:
-        fresh.rename(target)
-    except OSError:
-        if old.exists():
-            old.rename(target)
-        raise
-    sync_path(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
-def _dtype_named(dtype: str, raw: dict) -> torch.dtype:
-    name = dtype
-    if dtype == "auto":
-        name = raw.get("dtype") or raw.get("torch_dtype") or "float32"
-    name = str(name).removeprefix("torch.")
-    if name not in DTYPES:
-        where = "config.json's dtype" if dtype == "auto" else "dtype"
-        raise CheckpointError(f"{where} {name!r} is not supported; allowed: {', '.join(DTYPES)}")
-    return DTYPES[name]
+@contextmanager
+def _shown(total_bytes: int, wanted: bool) -> Iterator[Callable[[int], None]]:
+    """Yields what to tell of every number of bytes read; a progress bar appears when patience has run out."""
+    done, began = 0, time.monotonic()
+    with ExitStack() as stack:
+        bar: Progress | None = None
 
+        def count(num_bytes: int) -> None:
+            nonlocal done, bar
+            if wanted and bar is None and time.monotonic() - began >= PATIENCE_SECONDS:
+                bar = stack.enter_context(Progress("loading", total_bytes >> 20, "MiB", start=done >> 20))
+            done += num_bytes
+            if bar is not None:
+                bar.set(done >> 20)
 
-def _open(file: Path):
-    try:
-        return safe_open(file, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        with file.open("rb") as start:
-            if start.read(40).startswith(b"version https://git-lfs"):
-                raise CheckpointError(
-                    f"{file} is a Git LFS pointer, not weights; run `git lfs pull`"
-                ) from None
-        raise CheckpointError(f"{file} is damaged or cut short ({error}); {_AGAIN}") from None
+        yield count
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    if (folder / _SINGLE).is_file():
-        return [folder / _SINGLE]
-    if (folder / _INDEX).is_file():
-        weight_map = read_json(folder / _INDEX).get("weight_map")
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if (folder / INDEX).is_file():
+        weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise CheckpointError(f"{folder / _INDEX} has no weight_map; {_AGAIN}")
+            raise CheckpointError(f"{folder / INDEX} has no weight_map; {AGAIN}")
         files = sorted({folder / str(name) for name in weight_map.values()})
         missing = [file.name for file in files if not file.is_file()]
         if missing:
-            raise CheckpointError(f"{folder} lacks {_some(missing)}, which {_INDEX} names; {_AGAIN}")
+            raise CheckpointError(f"{folder} lacks {first_few(missing)}, which {INDEX} names; {AGAIN}")
         return files
     pickles = sorted(file.name for suffix in ("*.bin", "*.pt", "*.pth") for file in folder.glob(suffix))
     if pickles:
         raise CheckpointError(
-            f"{folder} holds {_some(pickles)} but no {_SINGLE}; memrl reads safetensors only: convert with "
+            f"{folder} holds {first_few(pickles)} but no {SINGLE}; memrl reads safetensors only: convert with "
             "transformers (AutoModelForCausalLM.from_pretrained, then save_pretrained into another folder)"
         )
     found = sorted(file.name for file in folder.glob("*.safetensors"))
-    beside = f" (only {_some(found)})" if found else ""
-    raise CheckpointError(f"{folder} holds neither {_SINGLE} nor {_INDEX}{beside}; {_AGAIN}")
+    beside = f" (only {first_few(found)})" if found else ""
+    raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}{beside}; {AGAIN}")
 
 
-def _locate(folder: Path, model: Transformer) -> dict[Path, list[str]]:
-    """Which tensors to take from which file; CheckpointError unless they are exactly the model's."""
+def _locate(folder: Path, model: Transformer) -> dict[str, StoredTensor]:
+    """The stored tensors by name, file by file; CheckpointError unless they are exactly the model's."""
     expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    found: dict[str, list[int]] = {}
-    files: dict[Path, list[str]] = {}
+    stored: dict[str, StoredTensor] = {}
     for file in _weight_files(folder):
-        with _open(file) as source:
-            names = [name for name in source.keys() if name not in found]
+        for tensor in list_tensors(file):
             # Frequencies are computed; old checkpoints store them as well.
-            files[file] = [name for name in names if not name.endswith("rotary_emb.inv_freq")]
-            found |= {name: list(source.get_slice(name).get_shape()) for name in files[file]}
+            if tensor.name not in stored and not tensor.name.endswith("rotary_emb.inv_freq"):
+                stored[tensor.name] = tensor
+    found = {name: list(tensor.shape) for name, tensor in stored.items()}
     missing = expected.keys() - found.keys()
-    if model.config.tie_word_embeddings and len(missing & {_EMBEDDING, _OUTPUT}) == 1:
-        missing -= {_EMBEDDING, _OUTPUT}
+    if model.config.tie_word_embeddings and len(missing & {EMBEDDING, OUTPUT}) == 1:
+        missing -= {EMBEDDING, OUTPUT}
     wrong = [
         f"{name} (found {shape}, expected {expected[name]})"
         for name, shape in sorted(found.items())
         if name in expected and shape != expected[name]
     ]
     problems = [
-        f"{what} {_some(names)}"
+        f"{what} {first_few(names)}"
         for what, names in (
             ("missing", sorted(missing)),
             ("unexpected", sorted(found.keys() - expected.keys())),
@@ -238,7 +196,7 @@ def _locate(folder: Path, model: Transformer) -> dict[Path, list[str]]:
     ]
     if problems:
         raise CheckpointError(f"the weights in {folder} do not fit its config.json: {'; '.join(problems)}")
-    return files
+    return stored
 
 
 def _check_tie(folder: Path, first: Tensor, second: Tensor) -> None:
@@ -247,83 +205,3 @@ def _check_tie(folder: Path, first: Tensor, second: Tensor) -> None:
             f"{folder} ties its output layer to the embedding, but stores two different tensors for them; "
             "set tie_word_embeddings to false in config.json if the model was trained untied"
         )
-
-
-def _some(names: list[str], limit: int = 3) -> str:
-    """The first few names and how many there are in all."""
-    listed = ", ".join(names[:limit])
-    return listed if len(names) <= limit else f"{listed}, ... ({len(names)} in all)"
-
-
-def _refuse_to_replace(target: Path) -> None:
-    if not target.exists():
-        return
-    entries = list(target.iterdir()) if target.is_dir() else [target]
-    is_model = (target / "config.json").is_file() and all(entry.is_file() for entry in entries)
-    if entries and not is_model:
-        raise CheckpointError(
-            f"{target} exists and is no model folder, so it is not replaced; choose another path"
-        )
-
-
-def _write_weights(
-    pairs: Iterable[tuple[str, Tensor]], config: TransformerConfig, dtype: torch.dtype, folder: Path, limit: int
-) -> None:
-    with torch.device("meta"):
-        expected = {name: tensor.shape for name, tensor in Transformer(config).state_dict().items()}
-    if config.tie_word_embeddings:
-        del expected[_OUTPUT]
-    shards: list[list[str]] = []
-    shard: dict[str, Tensor] = {}
-    shard_bytes = total_bytes = 0
-
-    def write() -> None:
-        save_file(shard, folder / f"shard-{len(shards)}", metadata={"format": "pt"})
-        shards.append(list(shard))
-        shard.clear()
-
-    for name, tensor in pairs:
-        if config.tie_word_embeddings and name == _OUTPUT:
-            continue
-        if expected.get(name) != tensor.shape:
-            raise CheckpointError(f"{name} {list(tensor.shape)} is not a parameter of this config's model")
-        size = tensor.numel() * dtype.itemsize
-        if shard and shard_bytes + size > limit:
-            write()
-            shard_bytes = 0
-        # Always a copy: the caller may free or reuse the tensor as soon as it hands over the next.
-        shard[name] = torch.empty(tensor.shape, dtype=dtype).copy_(tensor.detach())
-        shard_bytes, total_bytes = shard_bytes + size, total_bytes + size
-    write()
-    missing = sorted(expected.keys() - {name for names in shards for name in names})
-    if missing:
-        raise CheckpointError(f"the model cannot be saved without {_some(missing)}")
-    _name_shards(folder, shards, total_bytes)
-
-
-def _name_shards(folder: Path, shards: list[list[str]], total_bytes: int) -> None:
-    if len(shards) == 1:
-        (folder / "shard-0").rename(folder / _SINGLE)
-        return
-    weight_map = {}
-    for number, names in enumerate(shards):
-        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
-        (folder / f"shard-{number}").rename(folder / file)
-        weight_map |= dict.fromkeys(names, file)
-    index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
-    _write_json(folder / _INDEX, index)
-
-
-def _write_tokenizer(tokenizer, folder: Path) -> dict:
-    """Write the tokenizer's files and generation_config.json; returns the special ids for config.json."""
-    hf = getattr(tokenizer, "hf", tokenizer)
-    hf.save_pretrained(folder)
-    ids = {"bos_token_id": hf.bos_token_id, "eos_token_id": hf.eos_token_id, "pad_token_id": hf.pad_token_id}
-    ids = {name: value for name, value in ids.items() if value is not None}
-    stop_ids = list(getattr(tokenizer, "stop_ids", ()))
-    _write_json(folder / "generation_config.json", ids | ({"eos_token_id": stop_ids} if stop_ids else {}))
-    return ids
-
-
-def _write_json(file: Path, content: dict) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,9 +1,10 @@
-"""Rotary position angles (Su et al., arXiv 2104.09864) and the two ways of stretching them over longer texts.
+"""Rotary position angles (Su et al., arXiv 2104.09864) and the ways of stretching them over longer texts.
 
     default   w_i = theta^(-2i/D)                                            i = 0 .. D/2 - 1
     linear    w_i / factor                      position interpolation (Chen et al., arXiv 2306.15595)
     yarn      between the two, by frequency     NTK-by-parts, with the attention scaling of YaRN
                                                 (Peng et al., arXiv 2309.00071)
+    llama3    between the two, by wavelength    Llama 3.1 (Grattafiori et al., arXiv 2407.21783, and Meta's release)
 
 The token at position p turns pair i of every head by the angle p * w_i. `kernels/rope.py` does the turning.
 """
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ROPE_KINDS = ("default", "linear", "yarn")
+ROPE_KINDS = ("default", "linear", "yarn", "llama3")
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,16 @@ class RopeConfig:
 
     Attributes:
         theta: base of the frequencies' geometric sequence.
-        kind: "default", "linear" or "yarn"; the fields below matter to the last two alone.
+        kind: one of ROPE_KINDS; the default has no use for the fields below.
         factor: how many times longer than in pretraining a text may be.
-        original_max_position_embeddings: pretraining's longest text, in tokens (yarn).
+        original_max_position_embeddings: pretraining's longest text, in tokens (yarn, llama3).
         beta_fast: pairs that turn more often than this over the original length keep their frequency (yarn).
         beta_slow: pairs that turn less often than this are slowed by the whole factor (yarn).
         attention_factor: multiplies cos and sin, so attention scores by its square; None for YaRN's own
             0.1 ln(factor) + 1 (yarn).
         truncate: round the two pair numbers that the betas stand for outwards to integers (yarn).
+        low_freq_factor: pairs that turn less often than this over the original length are slowed by the whole factor (llama3).
+        high_freq_factor: pairs that turn more often than this keep their frequency (llama3).
     """
 
     theta: float = 1e6
@@ -41,6 +44,8 @@ class RopeConfig:
     beta_slow: float = 1.0
     attention_factor: float | None = None
     truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
 
     def __post_init__(self):
         if self.kind not in ROPE_KINDS:
@@ -49,6 +54,11 @@ class RopeConfig:
             raise ValueError(f"rope theta must be above 1, got {self.theta}")
         if not self.factor > 0:
             raise ValueError(f"rope factor must be positive, got {self.factor}")
+        if self.kind == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"rope low_freq_factor ({self.low_freq_factor}) must be positive and below "
+                f"high_freq_factor ({self.high_freq_factor})"
+            )
 
     @property
     def attention_scaling(self) -> float:
@@ -76,6 +86,9 @@ def rope_inverse_frequencies(rope: RopeConfig, head_size: int) -> Tensor:
         return unscaled
     if rope.kind == "linear":
         return unscaled / rope.factor
+    if rope.kind == "llama3":
+        kept = _llama3_kept(rope, unscaled)
+        return (1 - kept) * unscaled / rope.factor + kept * unscaled
     kept = _yarn_kept(rope, head_size)
     return unscaled * kept + 1.0 / (rope.factor * wavelengths) * (1 - kept)
 
@@ -100,6 +113,12 @@ def _yarn_kept(rope: RopeConfig, head_size: int) -> Tensor:
         high += 0.001  # a step instead of a division by zero
     pair = torch.arange(head_size // 2, device="cpu").float()
     return 1 - ((pair - low) / (high - low)).clamp(0, 1)
+
+
+def _llama3_kept(rope: RopeConfig, frequencies: Tensor) -> Tensor:
+    """How much of its own frequency each pair keeps, linear in the turns it makes over the original length: fp32 [D/2]."""
+    turns = rope.original_max_position_embeddings / (2 * math.pi / frequencies)
+    return ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
 
 
 def rope_angles(

@@ -1,7 +1,15 @@
-"""Qwen2.5 from scratch: the one model definition that sampling and training share.
+"""The decoder from scratch: the one model definition that sampling and training share.
 
-A pre-norm decoder with rotary positions, grouped-query attention (biases on q, k and v only), a SwiGLU feed-forward layer and an
-output layer that may be tied to the embedding. Parameter names are those of Hugging Face, so a checkpoint's names need no map.
+A pre-norm decoder with rotary positions, grouped-query attention, a SwiGLU feed-forward layer and an output layer that may be
+tied to the embedding. The families differ in the attention alone:
+
+    qwen2 (Qwen2, Qwen2.5)           biases on q, k and v
+    qwen3                            q and k normalised head by head before they are rotated
+    llama (Llama 2 and 3, SmolLM2)   neither
+    mistral                          neither
+
+qwen3 and llama checkpoints may ask for biases on q, k, v and o besides. Parameter names are those of Hugging Face, so a
+checkpoint's names need no map.
 
 Tokens always come packed: one dimension [T], sequences end to end, never padded. Shape legend in `kernels/__init__.py`.
 """
@@ -10,16 +18,24 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from kernels import apply_rope, rms_norm, swiglu, token_logprobs
 from memrl.model.attention import AttentionContext
 from memrl.model.rope import RopeConfig, rope_angles, rope_inverse_frequencies
 
+FAMILIES = ("qwen2", "qwen3", "llama", "mistral")
+
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """The shape of a model, as in a checkpoint's config.json; sizes count units, `head_size` is one head's width."""
+    """The shape of a model, as in a checkpoint's config.json; sizes count units, `head_size` is one head's width.
+
+    Attributes:
+        family: one of FAMILIES, config.json's model_type.
+        attention_bias: biases on q, k, v and o, for the families that have the choice: qwen3 and llama.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -33,12 +49,30 @@ class TransformerConfig:
     max_position_embeddings: int = 32768
     initializer_range: float = 0.02
     rope: RopeConfig = field(default_factory=RopeConfig)
+    family: str = "qwen2"
+    attention_bias: bool = False
 
     def __post_init__(self):
+        if self.family not in FAMILIES:
+            raise ValueError(f"model_type {self.family!r} is not supported; supported: {', '.join(FAMILIES)}")
+        if self.attention_bias and self.family not in ("qwen3", "llama"):
+            raise ValueError(f"{self.family} has no attention_bias; only qwen3 and llama have that setting")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_heads}) must be a multiple of num_key_value_heads ({self.num_kv_heads})"
             )
+
+    @property
+    def qkv_bias(self) -> bool:
+        return self.family == "qwen2" or self.attention_bias
+
+    @property
+    def o_bias(self) -> bool:
+        return self.attention_bias
+
+    @property
+    def qk_norm(self) -> bool:
+        return self.family == "qwen3"
 
 
 class RMSNorm(nn.Module):
@@ -56,15 +90,21 @@ class Attention(nn.Module):
         super().__init__()
         self.layer, self.head_size = layer, config.head_size
         q_size, kv_size = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
-        self.q_proj = nn.Linear(config.hidden_size, q_size, bias=True)
-        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=True)
-        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=True)
-        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=False)
+        self.q_proj = nn.Linear(config.hidden_size, q_size, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=config.o_bias)
+        self.qk_norm = config.qk_norm
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_size, config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_size, config.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext) -> Tensor:
         q = self.q_proj(x).unflatten(-1, (-1, self.head_size))  # (T, H, D)
         k = self.k_proj(x).unflatten(-1, (-1, self.head_size))  # (T, K, D)
         v = self.v_proj(x).unflatten(-1, (-1, self.head_size))  # (T, K, D)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
         out = context.attend(self.layer, apply_rope(q, cos, sin), apply_rope(k, cos, sin), v)
         return self.o_proj(out.flatten(-2))
 
@@ -122,6 +162,8 @@ class Transformer(nn.Module):
         self.tie_weights()
         # Not a buffer: a buffer would follow .to(bfloat16) and lose the angles of far positions.
         self.inverse_frequencies = rope_inverse_frequencies(config.rope, config.head_size)
+        # Set where the layers are spread over devices (`device_map.py`); the weights themselves may then lie elsewhere.
+        self.placement: list[torch.device] | None = None
 
     def tie_weights(self) -> None:
         if self.config.tie_word_embeddings:
@@ -129,7 +171,12 @@ class Transformer(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.model.norm.weight.device
+        """Where token ids and positions are expected and results come out."""
+        return self.placement[0] if self.placement else self.model.norm.weight.device
+
+    def layer_devices(self) -> list[torch.device]:
+        """Where every layer computes, one entry a layer; offloaded weights are brought there for the layer's turn."""
+        return list(self.placement or [self.device] * self.config.num_layers)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -170,10 +217,28 @@ class Transformer(nn.Module):
         self.inverse_frequencies = self.inverse_frequencies.to(x.device)  # copied once, at the first call
         cos, sin = rope_angles(self.inverse_frequencies, context.positions, self.config.rope, x.dtype)
         for layer in self.model.layers:
+            if cos.device != x.device:  # a layer on another device would otherwise fetch them again and again
+                cos, sin = cos.to(x.device), sin.to(x.device)
             if self.checkpoint_layers and torch.is_grad_enabled():
                 x = checkpoint(layer, x, cos, sin, context, use_reentrant=False)
             else:
                 x = layer(x, cos, sin, context)
         if select is not None:
-            x = x[select]
+            x = x[select.to(x.device)]
         return self.lm_head(self.model.norm(x), targets, temperature)
+
+
+def meta_model(config: TransformerConfig, dtype: torch.dtype = torch.float32) -> Transformer:
+    """A model of shapes alone, to be given its weights."""
+    with torch.device("meta"), _NoInit():
+        return Transformer(config).to(dtype)
+
+
+class _NoInit(TorchFunctionMode):
+    """Leaves out what layers do to their fresh weights: on meta it has no effect, but makes torch import for seconds."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)

@@ -38,7 +38,7 @@ FREE_KEYS = (
     "report",
     "model.checkpoint_layers",
     "rollout.max_rows",
-    "rollout.max_prefill_tokens",
+    "rollout.max_step_tokens",
     "rollout.cache_gib",
     "rl.micro_batch_tokens",
     "engine.persistence_threshold",

@@ -38,7 +38,7 @@ def evaluate_policy(trainer: Trainer, name: str, model: Transformer) -> None:
     """
     path = trainer.run.path / f"report_{name}.json"
     options, agent = trainer.config.report, trainer.agent
-    sampler = Sampler(model, trainer.tokenizer, max_rows=options.max_rows)
+    sampler = Sampler(model, trainer.tokenizer, max_rows=options.max_rows, attention=trainer.attention)
     llm = LocalLLM(sampler, trainer.tokenizer, Decoding(temperature=0.0), agent.prompts.system)
     task = NeedleTask(trainer.tokenizer, agent)
     rank, world = distributed.rank(), distributed.world_size()

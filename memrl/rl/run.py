@@ -86,7 +86,8 @@ def _own_start(config: TrainConfig, folder: RunFolder, agent: AgentConfig) -> Pa
 def describe(trainer: Trainer) -> str:
     count = sum(p.numel() for p in trainer.replica.parameters())
     ranks = distributed.world_size()
-    return f"{count:,} parameters, {ranks} rank{'s' if ranks > 1 else ''} on {distributed.device().type}"
+    attention = f"{trainer.attention.name} attention ({trainer.attention_reason})"
+    return f"{count:,} parameters, {ranks} rank{'s' if ranks > 1 else ''} on {distributed.device().type}, {attention}"
 
 
 def _say(text: str) -> None:

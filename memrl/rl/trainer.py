@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from kernels import pick_attention
 from memrl.agents import AgentConfig
 from memrl.agents.memory import check_question
 from memrl.agents.settings import save_agent
@@ -62,12 +63,15 @@ class Trainer:
         total_updates = config.rl.steps * config.rl.updates_per_step * config.rl.epochs
         self.engine = Engine(policy, config.optim, config.engine, total_updates)
         rollout = config.rollout
+        self.attention, self.attention_reason = pick_attention(config.model.attention, device, self.replica.dtype)
         sampler = Sampler(
             self.replica,
             tokenizer,
             max_rows=rollout.max_rows,
-            max_prefill_tokens=rollout.max_prefill_tokens,
+            max_step_tokens=rollout.max_step_tokens or None,
             cache_gib=rollout.cache_gib,
+            share_prefixes=rollout.share_prefixes,
+            attention=self.attention,
         )
         if (longest := longest_turn(tokenizer, agent)) > sampler.cache_tokens:
             raise ValueError(
@@ -105,7 +109,7 @@ class Trainer:
         groups = collect_groups(
             self.llm, samples, self.agent, group_size=rl.group_size, seed=self.config.seed, step=step
         )
-        self.llm.sampler.cache.release()  # the update wants the memory now
+        self.llm.sampler.release()  # the update wants the memory now, and what is cached will not hold after it
         sampled = time.perf_counter()
         turns = assign_advantages(
             groups, normalize_std=rl.normalize_std, credit=rl.credit, drop_flat_groups=rl.drop_flat_groups
@@ -129,7 +133,9 @@ class Trainer:
             first = index * rl.prompts_per_step // rl.updates_per_step
             last = (index + 1) * rl.prompts_per_step // rl.updates_per_step
             chosen = [turn for group_id, group in turns.items() if first <= group_id < last for turn in group]
-            metrics = accumulate_gradients(self.engine, self.reference, chosen, rl, self.config.rollout.temperature)
+            metrics = accumulate_gradients(
+                self.engine, self.reference, chosen, rl, self.config.rollout.temperature, self.attention
+            )
             if metrics is not None:
                 grad_norm, lr = self.engine.step()
                 updates.append(metrics | {"grad_norm": grad_norm, "lr": lr})

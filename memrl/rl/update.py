@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from kernels import AttentionBackend
 from memrl.config import RLOptions
 from memrl.model.attention import PackedContext
 from memrl.rl import distributed
@@ -12,7 +13,12 @@ from memrl.rl.packing import MicroBatch, TrainTurn, empty_micro_batch, pack_turn
 
 
 def accumulate_gradients(
-    engine: Engine, reference: nn.Module | None, turns: list[TrainTurn], rl: RLOptions, temperature: float
+    engine: Engine,
+    reference: nn.Module | None,
+    turns: list[TrainTurn],
+    rl: RLOptions,
+    temperature: float,
+    attention: AttentionBackend | None = None,
 ) -> dict[str, float] | None:
     """Forward and backward over all ranks' turns; the gradient is that of the token mean.
 
@@ -34,7 +40,7 @@ def accumulate_gradients(
     largest_diff = torch.zeros((), device=distributed.device())
     for index, batch in enumerate(batches):
         batch = batch.to(distributed.device())
-        context = PackedContext(batch.seq_lens, distributed.device())
+        context = PackedContext(batch.seq_lens, distributed.device(), attention)
         logprobs, entropy = engine(batch.ids, context, batch.select, batch.targets, temperature)
         loss, metrics = policy_loss(
             logprobs,

@@ -1,6 +1,7 @@
-"""Batched generation with a key/value cache. It knows token ids and nothing of agents, rewards or training."""
+"""Batched generation with a paged key/value cache. It knows token ids and nothing of agents, rewards or training."""
 
-from memrl.sampler.sampler import Completion, Request, Sampler
+from memrl.sampler.sampler import Completion, Sampler
 from memrl.sampler.sampling import SamplingParams, row_seed
+from memrl.sampler.scheduler import Request
 
 __all__ = ["Completion", "Request", "Sampler", "SamplingParams", "row_seed"]

@@ -1,120 +1,191 @@
-"""Keys and values of the rows in flight, and what prefill and decoding attend to.
-
-Active rows always occupy places 0 .. n-1, so decoding reads the cache as a plain slice: when a row leaves, the last one moves
-into its place.
-"""
+"""Keys and values in pages, and what one step of the sampler attends to."""
 
 from collections.abc import Sequence
-from itertools import groupby
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import decode_attention, packed_attention
-from memrl.model.attention import packed_positions
+from kernels import AttentionBackend, merge_into
 from memrl.model.transformer import Transformer, TransformerConfig
+from memrl.sampler.scheduler import Chunk, Row, Step
+from memrl.sampler.shared_runs import Run, RunPlan, find_runs
 
-LENGTH_QUANTUM = 32  # capacity grows in steps of so many tokens, so that slightly longer prompts do not reallocate
+# A run of shared pages is attended to by itself where that spares the reading of at least so many tokens' keys; for less, the
+# calls cost more than the reading.
+MIN_SAVED_TOKENS = 2048
 
 
 class KVCache:
-    """k and v of every layer, each [places, K, capacity, D]; `lengths` on the host says how much of a place is filled."""
+    """k and v of every layer, each [pages, page_size, K, D], on that layer's device."""
 
-    def __init__(self, model: Transformer):
-        config = model.config
-        self.shape = (config.num_kv_heads, config.head_size)
-        self.dtype, self.device = model.dtype, model.device
-        self.k = [self._empty(0, 0) for _ in range(config.num_layers)]
-        self.v = [self._empty(0, 0) for _ in range(config.num_layers)]
-        self.lengths: list[int] = []
+    def __init__(self, model: Transformer, num_pages: int, page_size: int):
+        self.model, self.num_pages, self.page_size = model, num_pages, page_size
+        self.scratch_page = num_pages  # one more than there are: nobody's, for rows that are only padding
+        self.k: list[Tensor] = []
+        self.v: list[Tensor] = []
 
     @staticmethod
     def bytes_per_token(config: TransformerConfig, dtype: torch.dtype) -> int:
         return 2 * config.num_layers * config.num_kv_heads * config.head_size * dtype.itemsize
 
-    @staticmethod
-    def round_up(num_tokens: int) -> int:
-        return -(-num_tokens // LENGTH_QUANTUM) * LENGTH_QUANTUM
-
-    def _empty(self, places: int, capacity: int) -> Tensor:
-        # Zeros, not empty: attention multiplies masked values by zero, and uninitialised memory may hold NaN.
-        num_kv_heads, head_size = self.shape
-        return torch.zeros(places, num_kv_heads, capacity, head_size, dtype=self.dtype, device=self.device)
-
-    def reserve(self, places: int, capacity: int) -> None:
-        """Make room for so many rows of so many tokens, keeping the active rows' content.
-
-        Neither number may be below what the active rows fill. A change gives exactly what was asked for: keeping the larger of
-        old and new in both directions would multiply the places of many short rows with the capacity of a long one.
-        """
-        old_places, _, old_capacity, _ = self.k[0].shape
-        if not self.lengths:  # nothing to keep, so this is also the moment to become smaller again
-            if places > old_places or capacity > old_capacity or places * capacity * 4 < old_places * old_capacity:
-                for tensors in (self.k, self.v):
-                    for layer in range(len(tensors)):
-                        tensors[layer] = self._empty(0, 0)  # free before allocating: never two caches at once
-                        tensors[layer] = self._empty(places, capacity)
-            return
-        if places <= old_places and capacity <= old_capacity:
-            return
-        active, filled = len(self.lengths), max(self.lengths)
-        for tensors in (self.k, self.v):
-            for layer, old in enumerate(tensors):
-                tensors[layer] = self._empty(places, capacity)
-                tensors[layer][:active, :, :filled] = old[:active, :, :filled]
+    def prepare(self, fresh: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
+        """Make the memory if it is not there, empty new pages, copy pages."""
+        if not self.k:
+            self._allocate()
+        if fresh:
+            pages = torch.tensor(fresh)
+            for tensor in (*self.k, *self.v):
+                # Attention multiplies masked values by zero, and what an earlier row left behind may be NaN.
+                tensor.index_fill_(0, pages.to(tensor.device), 0)
+        for source, target in copies:
+            for tensor in (*self.k, *self.v):
+                tensor[target] = tensor[source]
 
     def release(self) -> None:
-        """Give the memory back; there must be no active rows."""
-        assert not self.lengths, "rows are still active"
+        """Give the memory back."""
+        self.k, self.v = [], []
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Put k and v [T, K, D] at `slots` [T] = page * page_size + place in the page."""
+        self.k[layer].flatten(0, 1).index_copy_(0, slots, k)
+        self.v[layer].flatten(0, 1).index_copy_(0, slots, v)
+
+    def _allocate(self) -> None:
+        config = self.model.config
+        shape = (self.num_pages + 1, self.page_size, config.num_kv_heads, config.head_size)
+        # Memory that nothing was written to is not taken from the system on a CPU, so the bound costs nothing there.
         for tensors in (self.k, self.v):
-            tensors[:] = [self._empty(0, 0)] * len(tensors)
-
-    def remove(self, place: int) -> None:
-        """Free a place by moving the last active row into it."""
-        last = len(self.lengths) - 1
-        if place != last:
-            filled = self.lengths[last]
-            for tensor in (*self.k, *self.v):
-                tensor[place, :, :filled] = tensor[last, :, :filled]
-            self.lengths[place] = self.lengths[last]
-        self.lengths.pop()
+            tensors += [torch.empty(shape, dtype=self.model.dtype, device=device) for device in self.model.layer_devices()]
 
 
-class PrefillContext:
-    """New rows, packed end to end, each seeing itself; their keys and values go into the next free places."""
+class StepContext:
+    """What the tokens of one step attend to: chunks first, then one token for each row that decodes.
 
-    def __init__(self, cache: KVCache, seq_lens: Sequence[int]):
-        self.cache, self.seq_lens = cache, list(seq_lens)
-        self.first_place = len(cache.lengths)
-        self.positions = packed_positions(self.seq_lens, cache.device)
-        cache.lengths.extend(self.seq_lens)
+    A chunk's token sees its predecessors in the chunk and all that the row has in the cache; the token of a decoding row sees the
+    row's cache, itself included. Everything is written before it is read, so rows may share what another row computes in the
+    same step.
+    """
+
+    def __init__(self, cache: KVCache, attention: AttentionBackend, step: Step, decode_runs: RunPlan | None = None):
+        """
+        Args:
+            decode_runs: of the rows that decode, from `plan_decode_runs`; they hold as long as the same rows decode.
+        """
+        self.cache, self.attention = cache, attention
+        size = cache.page_size
+        prefixes = [cached_pages(chunk, size) for chunk in step.chunks]
+        by_prefix = find_runs(prefixes, [chunk.start // size for chunk in step.chunks], size, 1)
+        self.chunks = [step.chunks[i] for i in by_prefix.order]
+        decode_runs = decode_runs or plan_decode_runs(step.decoding, size)
+        self.rows = [step.decoding[i] for i in decode_runs.order]
+
+        self.lens = [chunk.end - chunk.start for chunk in self.chunks]
+        ends = np.cumsum([0, *self.lens])
+        self.num_chunk_tokens = int(ends[-1])
+        positions = [np.arange(chunk.start, chunk.end) for chunk in self.chunks]
+        slots = [
+            np.asarray(chunk.row.table)[places // size] * size + places % size
+            for chunk, places in zip(self.chunks, positions, strict=True)
+        ]
+        last = np.array([row.length - 1 for row in self.rows], dtype=np.int64)
+        pages = np.array([row.table[(row.length - 1) // size] for row in self.rows], dtype=np.int64)
+        self._slots = torch.from_numpy(np.concatenate([*slots, pages * size + last % size]))
+        self.positions = torch.from_numpy(np.concatenate([*positions, last])).to(cache.model.device)
+
+        own = _own_prefixes(by_prefix, self.chunks, prefixes, size)
+        self.runs = [(slice(int(ends[run.first]), int(ends[run.last])), run) for run in by_prefix.runs + own]
+        before = self.num_chunk_tokens
+        self.runs += [(slice(before + run.first, before + run.last), run) for run in decode_runs.runs]
+        self._covered = decode_runs.covered
+        self._plans: dict[torch.device, StepPlans] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        start, place = 0, self.first_place
-        for length, run in groupby(self.seq_lens):
-            count = sum(1 for _ in run)
-            end = start + count * length
-            for cached, new in ((self.cache.k[layer], k), (self.cache.v[layer], v)):
-                rows = new[start:end].unflatten(0, (count, length)).transpose(1, 2)  # (rows, K, length, D)
-                cached[place : place + count, :, :length] = rows
-            start, place = end, place + count
-        return packed_attention(q, k, v, self.seq_lens)
+        plans, split = self.plans(q.device), self.num_chunk_tokens
+        self.cache.write(layer, plans.slots, k, v)
+        k_pages, v_pages = self.cache.k[layer], self.cache.v[layer]
+        parts = []
+        if plans.packed is not None:
+            parts.append(self.attention.packed_lse(q[:split], k[:split], v[:split], plans.packed))
+        if plans.pages is not None:
+            parts.append(self.attention.pages(q[split:], k_pages, v_pages, plans.pages))
+        out, lse = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+        for tokens, pages, num_tokens in plans.runs:
+            shared = (cached[pages].flatten(0, 1)[:num_tokens] for cached in (k_pages, v_pages))
+            merge_into(out, lse, tokens, *self.attention.dense(q[tokens], *shared))
+        return out
+
+    def plans(self, device: torch.device) -> "StepPlans":
+        """What attention needs on a device, made at its first layer."""
+        if device not in self._plans:
+            self._plans[device] = StepPlans(
+                self._slots.to(device, non_blocking=True),
+                self.attention.plan_packed(self.lens, device) if self.lens else None,
+                self._plan_pages(device) if self.rows else None,
+                [(tokens, _pages_of(run, device), run.num_tokens) for tokens, run in self.runs],
+            )
+        return self._plans[device]
+
+    @property
+    def input_ids(self) -> list[int]:
+        ids = [token for chunk in self.chunks for token in chunk.row.request.prompt_ids[chunk.start : chunk.end]]
+        return ids + [row.ids(row.length - 1, row.length)[0] for row in self.rows]
+
+    def sampled(self) -> tuple[list[int], list[Row]]:
+        """The tokens after which one is sampled, as places in the step, and their rows."""
+        places, rows, end = [], [], 0
+        for chunk in self.chunks:
+            end += chunk.end - chunk.start
+            if chunk.end == len(chunk.row.request.prompt_ids):
+                places.append(end - 1)
+                rows.append(chunk.row)
+        places += range(end, end + len(self.rows))
+        return places, rows + self.rows
+
+    def _plan_pages(self, device: torch.device) -> Any:
+        size = self.cache.page_size
+        tables = [row.table[skip:] for row, skip in zip(self.rows, self._covered, strict=True)]
+        width = max(map(len, tables))
+        padded = torch.tensor([table + [0] * (width - len(table)) for table in tables])
+        lengths = torch.tensor([row.length - skip * size for row, skip in zip(self.rows, self._covered, strict=True)])
+        return self.attention.plan_pages(padded, lengths, size, device)
 
 
-class DecodeContext:
-    """One new token for every active row, which sees that row's cache and itself."""
+@dataclass(frozen=True)
+class StepPlans:
+    """A step on one device: where its keys go, the attention backend's plans (None: no such tokens), runs of shared pages."""
 
-    def __init__(self, cache: KVCache):
-        self.cache = cache
-        self.positions = torch.tensor(cache.lengths, device=cache.device)
-        cache.lengths = [length + 1 for length in cache.lengths]
-        self.span = max(cache.lengths)
-        self.places = torch.arange(len(cache.lengths), device=cache.device)
-        self.mask = torch.arange(self.span, device=cache.device) <= self.positions[:, None]
+    slots: Tensor
+    packed: Any
+    pages: Any
+    runs: list[tuple[slice, slice | Tensor, int]]
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        num_rows = len(self.places)
-        k_cache, v_cache = self.cache.k[layer], self.cache.v[layer]
-        k_cache[self.places, :, self.positions] = k
-        v_cache[self.places, :, self.positions] = v
-        return decode_attention(q, k_cache[:num_rows, :, : self.span], v_cache[:num_rows, :, : self.span], self.mask)
+
+def plan_decode_runs(rows: Sequence[Row], page_size: int) -> RunPlan:
+    """The shared pages of the rows that decode; each row's last page, which it writes to, is never among them."""
+    return find_runs([row.table for row in rows], [(row.length - 1) // page_size for row in rows], page_size, MIN_SAVED_TOKENS)
+
+
+def cached_pages(chunk: Chunk, page_size: int) -> list[int]:
+    """The pages that hold what stands before a chunk."""
+    return chunk.row.table[: -(-chunk.start // page_size)]
+
+
+def _own_prefixes(plan: RunPlan, chunks: Sequence[Chunk], prefixes: Sequence[list[int]], page_size: int) -> list[Run]:
+    """What no run covers of the pages before each chunk, its partly filled last one included."""
+    runs = []
+    for place, (chunk, row) in enumerate(zip(chunks, plan.order, strict=True)):
+        skip = plan.covered[place]
+        if chunk.start > skip * page_size:
+            runs.append(Run(place, place + 1, tuple(prefixes[row][skip:]), chunk.start - skip * page_size))
+    return runs
+
+
+def _pages_of(run: Run, device: torch.device) -> slice | Tensor:
+    """A run's pages, as a slice where they lie side by side, so that they are read in place."""
+    first, count = run.pages[0], len(run.pages)
+    if run.pages == tuple(range(first, first + count)):
+        return slice(first, first + count)
+    return torch.tensor(run.pages, device=device)

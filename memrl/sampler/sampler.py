@@ -1,20 +1,26 @@
 """Continuous batching: requests come at any time, and a finished row's place goes to the next one.
 
-`step()` admits what fits (one packed prefill) and then advances every active row by one token. `generate()` is the simple front
-for a list of prompts; `memrl.llm` is the front for agents.
+`step()` is one forward pass: it advances every decoding row by one token and computes a bounded number of prompt tokens beside
+them. `generate()` is the simple front for a list of prompts; `memrl.llm` is the front for agents.
 """
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from memrl.model.transformer import Transformer
-from memrl.sampler.kv_cache import DecodeContext, KVCache, PrefillContext
-from memrl.sampler.sampling import SamplingParams, sample_tokens, uniform
+from kernels import AttentionBackend
+from memrl.model.attention import default_attention
+from memrl.model.transformer import Transformer, TransformerConfig
+from memrl.sampler.graphs import DecodeGraphs
+from memrl.sampler.kv_cache import KVCache, StepContext, plan_decode_runs
+from memrl.sampler.pages import PagePool
+from memrl.sampler.sampling import RowParams, SamplingParams, sample_tokens, uniform
+from memrl.sampler.scheduler import Request, Row, Scheduler
+from memrl.sampler.stopping import StopStrings
+
+CPU_STEP_BYTES = 5_000_000  # of the widest activations of a step: about what the caches of a few cores hold
+GPU_STEP_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -23,32 +29,18 @@ class Completion:
 
     Attributes:
         ids: sampled token ids, the stop token included when there is one.
-        logprobs: fp32 log-probability of each under softmax(logits / temperature).
+        logprobs: fp32 log-probability of each under the distribution that it was drawn from: after temperature, top_k, top_p and
+            min_p. A greedy token's is that of temperature 1.
         finish_reason: "stop" or "length".
-        text: the ids decoded without the stop token; "" when the sampler has no tokenizer.
+        text: the ids decoded without the stop token and without what follows a stop string; "" when the sampler has no tokenizer.
+        full_logprobs: under softmax(logits / temperature), whatever was cut off; equal to `logprobs` where nothing was.
     """
 
     ids: list[int]
     logprobs: list[float]
     finish_reason: str
     text: str = ""
-
-
-@dataclass(eq=False)
-class Request:
-    """A prompt on its way through the sampler; `tag` is the caller's own and is never looked at."""
-
-    prompt_ids: list[int]
-    params: SamplingParams
-    tag: Any = None
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: str = ""
-
-    @property
-    def max_len(self) -> int:
-        # The last sampled token is never fed back, so it needs no place in the cache.
-        return KVCache.round_up(len(self.prompt_ids) + self.params.max_new_tokens - 1)
+    full_logprobs: list[float] | None = None
 
 
 class Sampler:
@@ -58,59 +50,87 @@ class Sampler:
         tokenizer=None,
         *,
         max_rows: int = 256,
-        max_prefill_tokens: int = 16384,
+        max_step_tokens: int | None = None,
         cache_gib: float = 4.0,
+        page_size: int | None = None,
+        share_prefixes: bool = True,
+        attention: AttentionBackend | None = None,
     ):
         """
         Args:
             model: sampled from in place; its weights may change between calls, while no request is in flight.
-            tokenizer: anything with `decode(ids) -> str`; only for `Completion.text`.
+            tokenizer: anything with `decode(ids) -> str`; for `Completion.text` and stop strings.
             max_rows: rows decoded together.
-            max_prefill_tokens: prompt tokens of one admission; a single longer prompt is admitted alone.
+            max_step_tokens: prompt and response tokens of one forward pass; None fits the model and the device.
             cache_gib: bound on the key/value cache. Requests wait for room; one that can never fit is an error.
+            page_size: tokens of a page of the cache; prompts share whole pages. None takes the attention backend's choice.
+            share_prefixes: compute and keep what prompts have in common once.
+            attention: see `kernels.pick_attention`; None is PyTorch's own.
         """
-        if max_rows < 1 or max_prefill_tokens < 1:
-            raise ValueError(f"max_rows ({max_rows}) and max_prefill_tokens ({max_prefill_tokens}) must be at least 1")
-        self.model, self.tokenizer = model, tokenizer
-        self.max_rows, self.max_prefill_tokens = max_rows, max_prefill_tokens
-        self.cache = KVCache(model)
-        self.cache_tokens = int(cache_gib * 2**30) // KVCache.bytes_per_token(model.config, model.dtype)
-        self.waiting: deque[Request] = deque()
-        self.active: list[Request] = []  # in the order of the cache's places
-        self._row_params: dict[str, Tensor] = {}
+        if max_step_tokens is None:
+            max_step_tokens = step_tokens(model.config, model.dtype, model.device)
+        self.attention = attention or default_attention(model.device)
+        size = page_size or self.attention.preferred_page_size
+        if max_rows < 1 or max_step_tokens < 1 or size < 1:
+            raise ValueError(
+                f"max_rows ({max_rows}), max_step_tokens ({max_step_tokens}) and page_size ({size}) must be at least 1"
+            )
+        if size % self.attention.page_size_multiple:
+            raise ValueError(
+                f"page_size is {size}; {self.attention.name} attention needs a multiple of {self.attention.page_size_multiple}"
+            )
+        self.model, self.tokenizer, self.max_rows = model, tokenizer, max_rows
+        num_pages = int(cache_gib * 2**30) // (KVCache.bytes_per_token(model.config, model.dtype) * size)
+        self.cache = KVCache(model, num_pages, size)
+        self.scheduler = Scheduler(PagePool(num_pages, size), max_rows, max_step_tokens, share_prefixes)
+        self.graphs = DecodeGraphs(model, self.cache, self.attention, max_rows) if self.attention.graphable else None
+        self._weights: int | None = None
+        self._row_params: tuple[list[Row], RowParams] | None = None
+        self._decode_runs = None
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.active)
+        return self.scheduler.has_work
+
+    @property
+    def cache_tokens(self) -> int:
+        return self.cache.num_pages * self.cache.page_size
 
     def submit(self, request: Request) -> None:
-        if not request.prompt_ids:
-            raise ValueError("an empty prompt has no next token; give at least one token")
-        if request.max_len > self.cache_tokens:
-            raise ValueError(
-                f"a prompt of {len(request.prompt_ids)} tokens with {request.params.max_new_tokens} new ones needs a cache of "
-                f"{request.max_len} tokens, but cache_gib allows {self.cache_tokens}; raise cache_gib or shorten the prompt"
-            )
-        self.waiting.append(request)
+        if not self.has_work:
+            self._notice_new_weights()
+        if request.params.stop:
+            if self.tokenizer is None:
+                raise ValueError("stop strings need a sampler with a tokenizer; give one, or stop_ids")
+            request.stopper = StopStrings(self.tokenizer, request.params.stop)
+        self.scheduler.submit(request)
 
     def abort(self) -> None:
-        """Forget every request; their places are free again."""
-        self.waiting.clear()
-        self.active.clear()
-        self.cache.lengths.clear()
+        """Forget every request; their pages are free again."""
+        self.scheduler.abort()
+
+    def weights_changed(self) -> None:
+        """What is in the cache was computed by other weights: forget it. Call after every update of the model's weights."""
+        if self.has_work:
+            raise RuntimeError("the weights changed while requests were in flight; wait for them or abort them first")
+        self.scheduler.pool.forget_all()
+
+    def release(self) -> None:
+        """Give the cache's memory back; there must be no requests."""
+        assert not self.has_work, "requests are still in flight"
+        self.scheduler.pool.forget_all()
+        self.cache.release()
+        if self.graphs is not None:
+            self.graphs.clear()
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Admit what fits, advance every active row by one token, and return the requests that this finished."""
-        finished = []
-        admitted = self._admit()
-        if admitted:
-            finished += self._prefill(admitted)
-        if self.active:
-            context = DecodeContext(self.cache)
-            last = torch.tensor([request.ids[-1] for request in self.active], device=self.model.device)
-            finished += self._advance(self.model(last, context), context.positions, first=0)
-        return finished
+        """One forward pass; returns the requests that it finished."""
+        try:
+            return self._step()
+        except BaseException:
+            self.abort()  # pages that were planned but not computed must not be found by anybody
+            raise
 
     def generate(
         self, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams]
@@ -137,84 +157,64 @@ class Sampler:
         return [self.completion(request) for request in requests]
 
     def completion(self, request: Request) -> Completion:
-        content = request.ids[:-1] if request.finish_reason == "stop" else request.ids
-        text = self.tokenizer.decode(content) if self.tokenizer is not None else ""
-        return Completion(request.ids, request.logprobs, request.finish_reason, text)
+        text = ""
+        if request.stopper is not None:
+            text = request.stopper.text(request.content_ids)
+        elif self.tokenizer is not None:
+            text = self.tokenizer.decode(request.content_ids)
+        return Completion(request.ids, request.logprobs, request.finish_reason, text, request.full_logprobs)
 
-    def _admit(self) -> list[Request]:
-        """Take waiting requests, oldest first, while rows, cache and the prefill budget have room; sorted by length."""
-        admitted: list[Request] = []
-        num_tokens = 0
-        max_len = max((request.max_len for request in self.active), default=0)
-        while self.waiting:
-            request = self.waiting[0]
-            rows = len(self.active) + len(admitted) + 1
-            longest = max(max_len, request.max_len)
-            num_tokens += len(request.prompt_ids)
-            no_room = rows > self.max_rows or rows * longest > self.cache_tokens
-            if no_room or (admitted and num_tokens > self.max_prefill_tokens):
-                break
-            max_len = longest
-            admitted.append(self.waiting.popleft())
-        if admitted:
-            rows = len(self.active) + len(admitted)
-            places = min(self.max_rows, self.cache_tokens // max_len, 1 << (rows - 1).bit_length())
-            self.cache.reserve(max(rows, places), max_len)
-        return sorted(admitted, key=lambda request: len(request.prompt_ids))  # equal lengths share an attention call
+    def _step(self) -> list[Request]:
+        step = self.scheduler.plan()
+        if not step.num_tokens:
+            return []
+        self.cache.prepare(step.fresh, step.copies)
+        if step.changed or self._decode_runs is None:
+            self._decode_runs = plan_decode_runs(step.decoding, self.cache.page_size)
+        context = StepContext(self.cache, self.attention, step, self._decode_runs)
+        places, rows = context.sampled()
+        ids = torch.tensor(context.input_ids, device=self.model.device)
+        if self.graphs is not None and self.graphs.fits(context):
+            logits = self.graphs.run(ids, context)
+        else:
+            select = None if len(places) == len(ids) else torch.tensor(places, dtype=torch.int64, device=self.model.device)
+            logits = self.model(ids, context, select=select)
+        return self._sample(logits, rows) if rows else []
 
-    def _prefill(self, admitted: list[Request]) -> list[Request]:
-        seq_lens = [len(request.prompt_ids) for request in admitted]
-        context = PrefillContext(self.cache, seq_lens)
-        device = self.model.device
-        ids = torch.tensor([token for request in admitted for token in request.prompt_ids], device=device)
-        ends = torch.tensor(seq_lens, device=device).cumsum(0) - 1
-        logits = self.model(ids, context, select=ends)
-        first = len(self.active)
-        self.active += admitted
-        self._load_row_params()
-        return self._advance(logits, context.positions[ends], first)
-
-    def _advance(self, logits: Tensor, positions: Tensor, first: int) -> list[Request]:
-        """Sample a token for the rows from place `first` on, whose last tokens stand at `positions`; remove finished rows."""
-        rows = {name: values[first:] for name, values in self._row_params.items()}
-        ids, logprobs = sample_tokens(
-            logits,
-            rows["temperature"],
-            rows["top_p"],
-            rows["top_k"],
-            uniform(rows["seed"], positions - rows["prompt_len"] + 1),
-            truncated=any(r.params.top_p < 1 or r.params.top_k for r in self.active[first:]),
-        )
+    def _sample(self, logits: torch.Tensor, rows: list[Row]) -> list[Request]:
+        params = self._params_of(rows)
+        num_sampled = torch.tensor([len(row.request.ids) for row in rows], device=logits.device)
+        sampled = sample_tokens(logits, params, uniform(params.seed, num_sampled))
+        # One transfer, one wait; fp64 holds token ids and fp32 values alike.
+        values = torch.stack([sampled.ids.double(), sampled.logprobs.double(), sampled.full_logprobs.double()]).tolist()
         finished = []
-        for request, token, logprob in zip(self.active[first:], ids.tolist(), logprobs.tolist(), strict=True):
-            request.ids.append(token)
-            request.logprobs.append(logprob)
-            if token in request.params.stop_ids:
-                request.finish_reason = "stop"
-            elif len(request.ids) == request.params.max_new_tokens:
-                request.finish_reason = "length"
+        for row, token, logprob, full in zip(rows, *values, strict=True):
+            request = row.request
+            request.append(int(token), logprob, full)
             if request.finish_reason:
-                finished.append(request)
-        self._remove(finished)
-        return finished
-
-    def _remove(self, finished: list[Request]) -> None:
-        for request in finished:
-            place = self.active.index(request)
-            self.cache.remove(place)
-            last = self.active.pop()
-            if last is not request:
-                self.active[place] = last
+                finished.append(row)
         if finished:
-            self._load_row_params()
+            self.scheduler.finish(finished)
+        return [row.request for row in finished]
 
-    def _load_row_params(self) -> None:
-        params = [request.params for request in self.active]
-        device = self.model.device
-        self._row_params = {
-            "temperature": torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
-            "top_p": torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device),
-            "top_k": torch.tensor([p.top_k for p in params], dtype=torch.int64, device=device),
-            "seed": torch.tensor([p.seed for p in params], dtype=torch.int64, device=device),
-            "prompt_len": torch.tensor([len(r.prompt_ids) for r in self.active], dtype=torch.int64, device=device),
-        }
+    def _params_of(self, rows: list[Row]) -> RowParams:
+        if self._row_params is None or self._row_params[0] != rows:
+            params = [row.request.params for row in rows]
+            lens = [len(row.request.prompt_ids) for row in rows]
+            self._row_params = (list(rows), RowParams.of(params, lens, self.model.device))
+        return self._row_params[1]
+
+    def _notice_new_weights(self) -> None:
+        """A safety net for who forgets `weights_changed`: PyTorch counts the changes made to a tensor in place."""
+        version = sum(p._version for p in self.model.parameters() if not p.is_inference())  # those are not counted
+        if version != self._weights:
+            self._weights = version
+            self.scheduler.pool.forget_all()
+
+
+def step_tokens(config: TransformerConfig, dtype: torch.dtype, device: torch.device) -> int:
+    """Tokens of a step: on a CPU so many that the widest activations stay in its caches."""
+    if device.type != "cpu":
+        return GPU_STEP_TOKENS
+    fitting = CPU_STEP_BYTES // (config.intermediate_size * dtype.itemsize)
+    return min(max(64, fitting // 64 * 64), 16384)

@@ -8,9 +8,17 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from memrl.sampler.truncation import MIN_WIDTH, find_above, sample_truncated
+
+BLOCK = 1024  # tokens whose probabilities are summed before any running sum is taken
+_FP32 = torch.finfo(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,8 @@ class SamplingParams:
         top_k: keep this many most likely tokens; 0 keeps all.
         stop_ids: any of these ends the response and is part of it.
         seed: the row's own randomness; see `row_seed`.
+        min_p: drop tokens whose probability is below this times the most likely token's; 0 keeps all.
+        stop: any of these strings in the response's text ends the response; its text ends before the string.
     """
 
     max_new_tokens: int
@@ -32,6 +42,8 @@ class SamplingParams:
     top_k: int = 0
     stop_ids: Sequence[int] = ()
     seed: int = 0
+    min_p: float = 0.0
+    stop: Sequence[str] = ()
 
     def __post_init__(self):
         if self.max_new_tokens < 1:
@@ -42,6 +54,18 @@ class SamplingParams:
             raise ValueError(f"top_p is {self.top_p}; it must lie in (0, 1]")
         if self.top_k < 0:
             raise ValueError(f"top_k is {self.top_k}; it must be 0 (off) or positive")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p is {self.min_p}; it must lie in [0, 1]")
+        if isinstance(self.stop, str):
+            raise ValueError(f"stop is the string {self.stop!r}; it must be a list of strings: [{self.stop!r}]")
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise ValueError(f"stop holds {text!r}; it must hold strings of at least one character")
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a filter is on, so that tokens may come from another distribution than softmax(logits / temperature)."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 def row_seed(*identity: int) -> int:
@@ -63,40 +87,160 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     return ((z >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
 
 
-def sample_tokens(
-    logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, uniforms: Tensor, truncated: bool
-) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True, eq=False)
+class RowParams:
+    """The sampling parameters of a batch's rows: on the device for arithmetic, on the host for decisions.
+
+    Attributes:
+        host: the rows' SamplingParams.
+        temperature, top_p, min_p: fp32 [B].
+        top_k, seed, prompt_len: int64 [B].
+    """
+
+    host: tuple[SamplingParams, ...]
+    temperature: Tensor
+    top_p: Tensor
+    top_k: Tensor
+    min_p: Tensor
+    seed: Tensor
+    prompt_len: Tensor
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], prompt_lens: Sequence[int], device: torch.device | str) -> "RowParams":
+        def column(values, dtype):
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        # A positive temperature must stay positive and finite in fp32; these ends mean what the given value means.
+        temperatures = [p.temperature and min(max(p.temperature, _FP32.tiny), _FP32.max) for p in params]
+        return cls(
+            tuple(params),
+            column(temperatures, torch.float32),
+            column([p.top_p for p in params], torch.float32),
+            column([p.top_k for p in params], torch.int64),
+            column([p.min_p for p in params], torch.float32),
+            column([p.seed for p in params], torch.int64),
+            column(list(prompt_lens), torch.int64),
+        )
+
+    def select(self, index: slice | Sequence[int] | Tensor) -> "RowParams":
+        """The rows at `index`: a slice, or int64 places (best not on a GPU: the host has to read them)."""
+        if isinstance(index, slice):
+            host = self.host[index]
+        else:
+            places = index.tolist() if isinstance(index, Tensor) else list(index)
+            host = tuple(self.host[place] for place in places)
+            index = torch.tensor(places, dtype=torch.int64, device=self.temperature.device)
+        columns = (self.temperature, self.top_p, self.top_k, self.min_p, self.seed, self.prompt_len)
+        return RowParams(host, *(values[index] for values in columns))
+
+    @cached_property
+    def any_greedy(self) -> bool:
+        return any(p.temperature == 0 for p in self.host)
+
+    @cached_property
+    def any_tempered(self) -> bool:
+        return any(p.temperature not in (0, 1) for p in self.host)
+
+    @cached_property
+    def truncated(self) -> bool:
+        """Whether any row is sampled from a truncated distribution."""
+        return bool(self._truncated)
+
+    @cached_property
+    def max_top_k(self) -> int:
+        """The largest top_k of the rows sampled from a truncated distribution; 0 without any."""
+        return max((p.top_k for p in self._truncated), default=0)
+
+    @cached_property
+    def any_number(self) -> bool:
+        """Whether a row's filters leave open how many tokens they keep (top_p or min_p without top_k)."""
+        return any(p.top_k == 0 for p in self._truncated)
+
+    @cached_property
+    def _truncated(self) -> list[SamplingParams]:
+        return [p for p in self.host if p.truncated and p.temperature > 0]
+
+
+class Sampled(NamedTuple):
+    """One token per row; see `sample_tokens`."""
+
+    ids: Tensor
+    logprobs: Tensor
+    full_logprobs: Tensor
+
+
+@torch.no_grad()
+def sample_tokens(logits: Tensor, rows: RowParams, uniforms: Tensor) -> Sampled:
     """Pick one token per row by inverting the cumulative distribution at `uniforms`.
 
+    The filters apply one after the other, as transformers' logits warpers do: temperature; top_k, exactly k tokens, of equal
+    ones the lowest ids; top_p of the renormalised probability that top_k left; min_p relative to the most likely token. (vLLM
+    applies min_p before top_k and top_p, which differs where min_p and top_p are both on: its nucleus is one of less mass.)
+    A row's result does not depend on the other rows. On a GPU nothing waits for the device. `logits` are left as they are.
+
     Args:
-        logits: fp32 [B, V].
-        temperature, top_p: fp32 [B]; temperature 0 takes the most likely token.
-        top_k: int64 [B].
+        logits: [B, V]; -inf excludes a token, and a row needs at least one finite value.
+        rows: of the same B rows. Temperature 0 takes the most likely token, the lowest id of equal ones.
         uniforms: fp64 [B] in [0, 1).
-        truncated: whether any row uses top_p or top_k (known to the caller without asking the device).
 
     Returns:
-        ids int64 [B], and their fp32 log-probabilities [B] under softmax(logits / temperature), that is before truncation;
-        a greedy row's are those at temperature 1.
+        ids int64 [B]; logprobs fp32 [B] under the distribution that the token was drawn from; full_logprobs fp32 [B] under
+        softmax(logits / temperature), before any filter. Both are the same numbers for a row without filters, and those at
+        temperature 1 for a greedy row.
     """
-    greedy = temperature == 0
-    log_p = (logits / torch.where(greedy, 1.0, temperature)[:, None]).log_softmax(-1)
-    p = log_p.exp()
-    if truncated:
-        p = _truncate(p, top_p, top_k)
-    # fp64, because at fp32 the tail of a 150,000-word vocabulary would fall below the sum's rounding.
-    cdf = p.double().cumsum(-1)
-    ids = torch.searchsorted(cdf, uniforms[:, None] * cdf[:, -1:], right=True).squeeze(-1)
-    ids = torch.where(greedy, logits.argmax(-1), ids.clamp(max=logits.shape[-1] - 1))
-    return ids, log_p.gather(-1, ids[:, None]).squeeze(-1)
+    logits = logits.float()
+    batch, vocab_size = logits.shape
+    greedy = rows.temperature == 0
+    temperature = torch.where(greedy, 1.0, rows.temperature)[:, None]
+    if rows.any_greedy:
+        largest, most_likely_id = logits.max(-1, keepdim=True)
+    else:
+        largest = logits.amax(-1, keepdim=True)
+
+    # Subtracting first keeps every temperature finite: 0 at the maximum, and never above.
+    block = min(BLOCK, -(-vocab_size // MIN_WIDTH) * MIN_WIDTH)
+    scaled = logits.new_empty(batch, -(-vocab_size // block) * block)
+    torch.sub(logits, largest, out=scaled[:, :vocab_size])
+    scaled[:, vocab_size:] = -torch.inf
+    if rows.any_tempered:
+        scaled.div_(temperature)
+    p = scaled.exp() if rows.truncated else scaled.exp_()
+
+    ids, total = _invert(p.view(batch, -1, block), uniforms)
+    mass = total
+    if rows.truncated:
+        filters = (rows.top_k, rows.top_p, rows.min_p)
+        filtered = (rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)
+        any_number = filtered & (rows.top_k == 0) & ~greedy if rows.any_number else None
+        kept_ids, kept_mass = sample_truncated(scaled, vocab_size, total, filters, uniforms, rows.max_top_k, any_number)
+        ids = torch.where(filtered, kept_ids, ids)
+        mass = torch.where(filtered & ~greedy, kept_mass, total)
+    if rows.any_greedy:
+        ids = torch.where(greedy, most_likely_id.squeeze(1), ids)
+    ids = ids.clamp(max=vocab_size - 1)  # rows of NaN end up anywhere, and their log-probabilities say so
+
+    log_weight = ((logits.gather(1, ids[:, None]) - largest) / temperature).squeeze(1).double()
+    return Sampled(ids, (log_weight - mass.log()).float(), (log_weight - total.log()).float())
 
 
-def _truncate(p: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
-    """Zero what lies outside each row's top_k most likely tokens and its top_p nucleus."""
-    ordered, order = p.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(p.shape[-1], device=p.device)
-    # The nucleus includes the token that crosses top_p, so what precedes a kept token sums to less than top_p.
-    before = ordered.double().cumsum(-1) - ordered
-    keep = (before < top_p[:, None]) & ((top_k[:, None] == 0) | (rank < top_k[:, None]))
-    keep[:, 0] = True
-    return torch.zeros_like(p).scatter_(-1, order, torch.where(keep, ordered, 0.0))
+def _invert(p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens at `uniforms` of the distributions proportional to `p` [B, N, L], and p's sums, fp64 [B].
+
+    The block first, then the token in it, so that only one block per row needs a running sum. Sums are fp64, because at fp32 the
+    tail of a 150,000-word vocabulary would fall below their rounding.
+    """
+    if p.shape[1] == 1:
+        cdf = p[:, 0].double().cumsum(-1)
+        return find_above(cdf, uniforms[:, None] * cdf[:, -1:]), cdf[:, -1]
+    ends = _block_sums(p).cumsum(-1)
+    target = uniforms[:, None] * ends[:, -1:]
+    block = find_above(ends, target)
+    start = F.pad(ends, (1, 0)).gather(1, block[:, None])
+    inside = p[torch.arange(len(p), device=p.device), block].double().cumsum(-1)
+    return block * p.shape[2] + find_above(inside, target - start), ends[:, -1]
+
+
+def _block_sums(p: Tensor) -> Tensor:
+    """fp64 [B, N] sums of p [B, N, L]; torch converts before it sums, so in pieces: on a CPU ones that stay in its cache."""
+    num_rows = max(1, (1 << 18 if p.device.type == "cpu" else 1 << 26) // p[0].numel())
+    return torch.cat([rows.sum(-1, dtype=torch.float64) for rows in p.split(num_rows)])

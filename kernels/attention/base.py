@@ -1,0 +1,102 @@
+"""What an attention backend does, and how attention over parts of the keys becomes attention over all of them.
+
+Four operations cover training, prefill and decoding:
+
+    packed        sequences end to end, each causally on itself; differentiable (training)
+    packed_lse    the same without gradient, with log-sum-exps (a prompt's own new tokens)
+    dense         every query sees every key (a prefix that many rows share, or a prompt's earlier chunks)
+    pages         one query per row against that row's pages of the cache (decoding)
+
+The last three return the log-sum-exp of each query's scores, because attention over disjoint sets of keys A and B merges exactly:
+
+    lse = log(e^lse_A + e^lse_B)        out = e^(lse_A - lse) out_A + e^(lse_B - lse) out_B
+
+so a shared prefix is attended to once for all its rows and merged with each row's own part (Juravsky et al., Hydragen, arXiv
+2402.05099; the merge is FlashAttention's own, Dao et al., arXiv 2205.14135).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class AttentionBackend(ABC):
+    """Scores are q k^T / sqrt(D); with grouped queries, heads h*H/K .. (h+1)*H/K - 1 share key/value head h.
+
+    Attributes:
+        name: what `pick_attention` knows it by.
+        preferred_page_size: tokens of a page of the cache, where nobody asks for another size.
+        page_size_multiple: what the tokens of a page have to be a multiple of.
+        graphable: whether a CUDA graph can hold `pages`; its plan is then a `PageTable`, to be overwritten in place.
+    """
+
+    name: str
+    preferred_page_size: int = 64
+    page_size_multiple: int = 1
+    graphable: bool = False
+
+    @abstractmethod
+    def plan_packed(self, seq_lens: Sequence[int], device: torch.device | str) -> Any:
+        """What `packed` and `packed_lse` need to know about sequences of these lengths, made once for all layers."""
+
+    @abstractmethod
+    def packed(self, q: Tensor, k: Tensor, v: Tensor, plan: Any) -> Tensor:
+        """Causal attention within each packed sequence, differentiable: q [T, H, D], k and v [T, K, D] -> [T, H, D].
+
+        Raises:
+            ValueError: the planned sequences do not add up to T tokens.
+        """
+
+    @abstractmethod
+    def packed_lse(self, q: Tensor, k: Tensor, v: Tensor, plan: Any) -> tuple[Tensor, Tensor]:
+        """`packed` without gradient: out [T, H, D], lse [T, H] in fp32 (fp64 for fp64 inputs)."""
+
+    @abstractmethod
+    def dense(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Every query against every key: q [N, H, D], k and v [S, K, D] -> out [N, H, D], lse [N, H]."""
+
+    @abstractmethod
+    def plan_pages(self, tables: Tensor, lengths: Tensor, page_size: int, device: torch.device | str) -> Any:
+        """What `pages` needs to know, made once a step for all layers.
+
+        Args:
+            tables: int64 [B, M] on the CPU, each row's pages in the order of its tokens; entries beyond its length are not read.
+            lengths: int64 [B] on the CPU, at least 1: how many cached tokens each row sees.
+        """
+
+    @abstractmethod
+    def pages(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: Any) -> tuple[Tensor, Tensor]:
+        """One query per row against the row's pages.
+
+        Args:
+            q: [B, H, D]; k_pages, v_pages: [pages, page_size, K, D].
+
+        Returns:
+            out [B, H, D], lse [B, H].
+        """
+
+
+def check_total(planned: int, packed: int) -> None:
+    if planned != packed:
+        raise ValueError(f"the sequences add up to {planned} tokens, but {packed} were packed")
+
+
+def merge_parts(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge along dimension 1: outs [B, parts, ..., D] and lses [B, parts, ...] -> out [B, ..., D] fp32, lse [B, ...]."""
+    if outs.shape[1] == 1:
+        return outs.squeeze(1), lses.squeeze(1)
+    lse = lses.logsumexp(1)
+    weights = (lses - lse[:, None]).exp()
+    return (weights[..., None] * outs).sum(1), lse
+
+
+def merge_into(out: Tensor, lse: Tensor, tokens: slice | Tensor, other_out: Tensor, other_lse: Tensor) -> None:
+    """Merge another part of the keys into the given tokens' attention, in place: out [T, H, D], lse [T, H]."""
+    mine = lse[tokens]
+    total = torch.logaddexp(mine, other_lse)
+    kept = out[tokens] * (mine - total).exp()[..., None]
+    out[tokens] = (kept + other_out * (other_lse - total).exp()[..., None]).to(out.dtype)
+    lse[tokens] = total

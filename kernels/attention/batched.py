@@ -1,0 +1,78 @@
+"""Backends that can do one batch of dense attention: everything else as a few such batches."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from kernels.attention.base import AttentionBackend, check_total, merge_parts
+from kernels.attention.page_plan import PagePlan, plan_pages
+
+Runs = list[tuple[int, int]]  # (length, how many sequences of that length follow one another)
+
+
+class BatchedAttention(AttentionBackend):
+    """A subclass says how a batch is attended to (`attend`), and how `packed` gets its gradient."""
+
+    @abstractmethod
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
+        """Attention of one batch, without gradient.
+
+        Args:
+            q: [B, H, M, D]; k, v: [B, K, S, D]; H is a multiple of K, strides are free but for the last dimension.
+            bias: added to the scores, [B, 1, 1, S] in q's dtype; None for no bias.
+            causal: query m sees keys 0 .. m (then M = S).
+
+        Returns:
+            out [B, H, M, D] in q's dtype, lse [B, H, M] in fp32 (fp64 for fp64 inputs).
+        """
+
+    def plan_packed(self, seq_lens: Sequence[int], device: torch.device | str) -> Runs:
+        """Neighbours of equal length go through one call, so a caller who sorts by length gets few calls and no padding."""
+        return equal_runs(seq_lens)
+
+    def packed_lse(self, q: Tensor, k: Tensor, v: Tensor, plan: Runs) -> tuple[Tensor, Tensor]:
+        outs, lses = [], []
+        for tensors in split_runs(plan, q, k, v):
+            out, lse = self.attend(*tensors, None, causal=True)
+            outs.append(out.transpose(1, 2).flatten(0, 1))
+            lses.append(lse.transpose(1, 2).flatten(0, 1))
+        return (outs[0], lses[0]) if len(outs) == 1 else (torch.cat(outs), torch.cat(lses))
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        num_queries, num_heads, head_size = q.shape
+        num_kv_heads = k.shape[1]
+        # Queries that share a key/value head lie beside each other, so each key is read once for all of them.
+        folded = q.view(num_queries, num_kv_heads, -1, head_size).transpose(0, 1).flatten(1, 2)[None]
+        out, lse = self.attend(folded, k.transpose(0, 1)[None], v.transpose(0, 1)[None], None, causal=False)
+        out = out[0].unflatten(1, (num_queries, -1)).transpose(0, 1)
+        lse = lse[0].unflatten(1, (num_queries, -1)).transpose(0, 1)
+        return out.reshape(q.shape), lse.reshape(num_queries, num_heads)
+
+    def plan_pages(self, tables: Tensor, lengths: Tensor, page_size: int, device: torch.device | str) -> PagePlan:
+        return plan_pages(tables, lengths, page_size, device)
+
+    def pages(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: PagePlan) -> tuple[Tensor, Tensor]:
+        """Every page is a batch entry of its own, so pages are read where they lie; the parts of a row are merged afterwards."""
+        num_rows, num_heads, head_size = q.shape
+        folded = q.view(num_rows, k_pages.shape[2], -1, head_size)  # (B, K, H/K, D): grouped queries as query length
+        k, v = (plan.select(pages).transpose(1, 2) for pages in (k_pages, v_pages))
+        out, lse = self.attend(folded[plan.owners], k, v, plan.bias(q.dtype), causal=False)
+        out, lse = merge_parts(out[plan.parts], lse[plan.parts].masked_fill(plan.absent[..., None, None], -torch.inf))
+        return out.to(q.dtype).reshape(q.shape), lse.reshape(num_rows, num_heads)
+
+
+def equal_runs(seq_lens: Sequence[int]) -> Runs:
+    return [(length, sum(1 for _ in run)) for length, run in groupby(seq_lens)]
+
+
+def split_runs(runs: Runs, *tensors: Tensor):
+    """Packed tensors [T, heads, D] to one tuple of [count, heads, length, D] for every run of sequences of equal length."""
+    check_total(sum(length * count for length, count in runs), len(tensors[0]))
+    start = 0
+    for length, count in runs:
+        end = start + length * count
+        yield tuple(t[start:end].unflatten(0, (count, length)).transpose(1, 2) for t in tensors)
+        start = end

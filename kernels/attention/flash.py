@@ -1,0 +1,60 @@
+"""Attention by the flash-attn package, version 2 (Dao, arXiv 2307.08691)."""
+
+import re
+
+from torch import Tensor
+
+from kernels.attention.base import check_total
+from kernels.attention.tables import PageTable, SequenceTable, TableAttention
+
+
+class FlashAttention(TableAttention):
+    """For fp16 and bf16 on NVIDIA GPUs of compute capability 8.0 and up, heads of at most 256.
+
+    Raises:
+        ImportError: flash-attn is not installed, or was built for another torch.
+    """
+
+    name = "flash"
+    preferred_page_size = 256
+    page_size_multiple = 256
+
+    def __init__(self):
+        import flash_attn
+
+        self._flash = flash_attn
+        # From 2.8.4 on its decoding kernel checks lengths on the host first, and a graph cannot wait for the host.
+        self.graphable = _version(flash_attn.__version__) < (2, 8, 4)
+
+    def packed(self, q: Tensor, k: Tensor, v: Tensor, plan: SequenceTable) -> Tensor:
+        return self._varlen(q, k, v, plan)
+
+    def packed_lse(self, q: Tensor, k: Tensor, v: Tensor, plan: SequenceTable) -> tuple[Tensor, Tensor]:
+        out, lse, _ = self._varlen(q, k, v, plan, return_attn_probs=True)
+        return out, lse.T
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse, _ = self._flash.flash_attn_func(q[None], k[None], v[None], causal=False, return_attn_probs=True)
+        return out[0], lse[0].T
+
+    def pages(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: PageTable) -> tuple[Tensor, Tensor]:
+        out, lse = self._flash.flash_attn_with_kvcache(
+            q[:, None],
+            k_pages,
+            v_pages,
+            cache_seqlens=plan.lengths,
+            block_table=plan.pages,
+            causal=False,
+            return_softmax_lse=True,
+        )
+        return out[:, 0], lse[..., 0]
+
+    def _varlen(self, q: Tensor, k: Tensor, v: Tensor, plan: SequenceTable, **options):
+        check_total(sum(plan.lengths), len(q))  # the package does not look, and would read what lies behind
+        return self._flash.flash_attn_varlen_func(
+            q, k, v, plan.starts, plan.starts, plan.longest, plan.longest, causal=True, **options
+        )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)[:3]))

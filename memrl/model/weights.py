@@ -1,0 +1,102 @@
+"""Reading the tensors of safetensors files, with next to no memory besides the tensors themselves.
+
+The library maps a file into memory, and the pages that were touched count as the process's own until the map is gone: a loader
+that copies out of it needs every shard twice. Here the bytes go from the file straight into the tensor that keeps them, and
+through a small buffer only where its type or device is another.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from memrl.model.hf_config import CheckpointError
+
+BUFFER_BYTES = 64 * 2**20
+AGAIN = "download or copy it again"
+_STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies: `start` counts bytes from the beginning of the file, `dtype` is safetensors' name of it."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+    num_bytes: int
+
+
+def list_tensors(file: Path) -> list[StoredTensor]:
+    """What a safetensors file holds, in the order of its bytes; CheckpointError for anything but a whole safetensors file."""
+    try:
+        with safe_open(file, framework="pt", device="cpu"):
+            pass  # the library checks the header, the offsets and the file's length
+    except (SafetensorError, OSError) as error:
+        with file.open("rb") as source:
+            if source.read(40).startswith(b"version https://git-lfs"):
+                raise CheckpointError(f"{file} is a Git LFS pointer, not weights; run `git lfs pull`") from None
+        raise CheckpointError(f"{file} is damaged or cut short ({error}); {AGAIN}") from None
+    with file.open("rb") as source:
+        header_bytes = int.from_bytes(source.read(8), "little")
+        header = json.loads(source.read(header_bytes))
+    header.pop("__metadata__", None)
+    found = []
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        start = 8 + header_bytes + begin
+        found.append(StoredTensor(file, name, tuple(entry["shape"]), entry["dtype"], start, end - begin))
+    return sorted(found, key=lambda tensor: tensor.start)
+
+
+class WeightReader:
+    """Reads stored tensors one after another through one buffer; `on_bytes` hears of every piece that was read."""
+
+    def __init__(self, on_bytes: Callable[[int], None] = lambda count: None):
+        self.on_bytes = on_bytes
+        self._buffer: Tensor | None = None
+
+    def read(self, stored: StoredTensor, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """A tensor of its own, rounded to dtype; raises CheckpointError for quantised values and a file that has shrunk."""
+        if stored.dtype not in _STORED:
+            raise CheckpointError(
+                f"{stored.file} stores {stored.name} as {stored.dtype}, which is not supported (allowed: "
+                f"{', '.join(_STORED)}); use the unquantised checkpoint"
+            )
+        target = torch.empty(stored.shape, dtype=dtype, device=device)
+        flat, file_type = target.view(-1), _STORED[stored.dtype]
+        direct = file_type == dtype and target.device.type == "cpu"
+        step = BUFFER_BYTES // file_type.itemsize
+        with stored.file.open("rb", buffering=0) as source:
+            source.seek(stored.start)
+            for begin in range(0, flat.numel(), step):
+                part = flat[begin : begin + step]
+                if direct:
+                    _fill(part, source, stored)
+                else:
+                    piece = self._staging(target.is_cuda)[: len(part) * file_type.itemsize].view(file_type)
+                    _fill(piece, source, stored)
+                    part.copy_(piece)
+                self.on_bytes(len(part) * file_type.itemsize)
+        return target
+
+    def _staging(self, pinned: bool) -> Tensor:
+        if self._buffer is None or self._buffer.is_pinned() != pinned:
+            self._buffer = torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=pinned)
+        return self._buffer
+
+
+def _fill(tensor: Tensor, source, stored: StoredTensor) -> None:
+    """Read as many bytes as the tensor has into its memory."""
+    room = memoryview(tensor.view(torch.uint8).numpy())
+    while len(room):
+        count = source.readinto(room)
+        if not count:
+            raise CheckpointError(f"{stored.file} ended within {stored.name} while it was read; {AGAIN}")
+        room = room[count:]

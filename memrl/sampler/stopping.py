@@ -1,0 +1,63 @@
+"""Where a response's text first contains a stop string, found while its tokens come."""
+
+from collections.abc import Sequence
+
+_LONGEST_CHARACTER = 4  # bytes, hence tokens
+
+
+class StopStrings:
+    """Watches one response for stop strings. Any of them counts, wherever tokens begin and end.
+
+    `push` decodes a window of the last tokens whose text is long enough for every stop string, so a token's cost does not depend
+    on the response's length. It agrees with a search of the whole decoded text for tokenizers whose text is that of the tokens'
+    bytes one after the other (byte-level ones, such as Qwen's) and for stop strings without U+FFFD.
+    """
+
+    def __init__(self, tokenizer, stops: Sequence[str]):
+        """
+        Args:
+            tokenizer: anything with `decode(ids) -> str`.
+            stops: strings of at least one character; with none, `push` is always False.
+        """
+        self.tokenizer, self.stops = tokenizer, tuple(stops)
+        self.found = False
+        # A cut may leave parts of a character at the start, and decoders may strip a space there.
+        self._context = max(map(len, self.stops), default=0) + 2 * _LONGEST_CHARACTER
+        self._window: list[int] = []
+        self._text = ""
+        self._next_trim = 2 * _LONGEST_CHARACTER
+
+    def push(self, token_id: int) -> bool:
+        """Whether the response, now with this token, contains a stop string."""
+        if self.found or not self.stops:
+            return self.found
+        text = self.tokenizer.decode([*self._window, token_id])
+        # Special tokens have no text: they would fill the window and push nothing out of it.
+        if text == self._text and not self.tokenizer.decode([token_id]):
+            return False
+        self._window.append(token_id)
+        self._text = text
+        self.found = any(stop in text for stop in self.stops)
+        if len(self._window) >= self._next_trim:
+            self._trim()
+        return self.found
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of a response, up to the first stop string in it."""
+        text = self.tokenizer.decode(list(ids))
+        starts = [start for start in (text.find(stop) for stop in self.stops) if start >= 0]
+        return text[: min(starts, default=None)]
+
+    def _trim(self) -> None:
+        """Drop the window's first half if the rest has text enough; otherwise wait until it has grown by half."""
+        half = cut = len(self._window) // 2
+        rest = self.tokenizer.decode(self._window[cut:])
+        if len(rest) < self._context:
+            # Each token has a byte, so this many always hold text enough.
+            cut = len(self._window) - _LONGEST_CHARACTER * self._context
+            if cut < half:
+                self._next_trim = len(self._window) + half
+                return
+            rest = self.tokenizer.decode(self._window[cut:])
+        self._window, self._text = self._window[cut:], rest
+        self._next_trim = max(2 * _LONGEST_CHARACTER, 2 * len(self._window))
