@@ -255,9 +255,12 @@ class Peer:
 class Ours:
     def __init__(self, folder: str | Path):
         from memrl.model import load_model
+        from memrl.model.packed import pack_weights
         from memrl.sampler import Sampler
 
-        self.sampler = Sampler(load_model(folder))
+        model = load_model(folder)
+        pack_weights(model)  # as infer.py and eval.py do
+        self.sampler = Sampler(model)
         self.vocab_size = self.sampler.model.config.vocab_size
 
     def generate(self, prompts: list[list[int]], new_tokens: list[int]) -> None:
