@@ -13,8 +13,9 @@ the layers' linear maps (biases and norms left out), hidden size E and vocabular
     2 P T  +  4 H D L sum over prompts of n (n + 1) / 2  +  2 E V N     FLOP
 
 The first share is of the fastest matmul of all, which is the strictest measure; the second is of the rate at which the model's
-own shapes run when each gets its part of the work. transformers does the same by forward(use_cache=True, logits_to_keep=1),
-without sampling.
+own shapes run when each gets its part of the work; the third is of a square matmul of 4,096 that the same process runs right
+before and right after, because a shared machine's speed drifts between processes. transformers does the same by
+forward(use_cache=True, logits_to_keep=1), without sampling.
 
 Decode: unrelated prompts of 128 tokens. The time of a step is that of 65 new tokens less that of 1, divided by 64. The share is
 the time of reading the weights once, by the fastest way above, over a step's. Keys and values are not counted as read, nor is an
@@ -47,6 +48,7 @@ from common import (
 )
 
 MIN_CALLS, MIN_SECONDS = 7, 0.5  # of every limit: small matmuls take well under a millisecond
+BESIDE, BESIDE_FROM = 4096, 512  # size of the square matmul beside a prefill; a quick check's short prompts get a small one
 
 
 def linear_shapes(config) -> dict[str, tuple[int, int, int]]:
@@ -142,7 +144,15 @@ def prefill(side: str, folder: str, rows: int, tokens: int) -> dict:
 
     call(make_prompts(engine.vocab_size, 2, 0, 16, seed=1))
     prompts = make_prompts(engine.vocab_size, rows, 0, tokens, seed=2)
-    return {"seconds": timed(lambda: call(prompts))}
+    side_by_side = BESIDE if tokens >= BESIDE_FROM else 64
+    a, b = (torch.randn(side_by_side, side_by_side).bfloat16() for _ in range(2))
+
+    def matmul_rate() -> float:
+        seconds = [timed(lambda: torch.nn.functional.linear(a, b)) for _ in range(MIN_CALLS)]
+        return 2 * side_by_side**3 / statistics.median(seconds) / 1e9
+
+    before, seconds, after = matmul_rate(), timed(lambda: call(prompts)), matmul_rate()
+    return {"seconds": seconds, "beside_gflops": (before + after) / 2}
 
 
 def decode(side: str, folder: str, rows: int, tokens: int, steps: int) -> dict:
@@ -208,7 +218,7 @@ def summarise(config, weight_bytes: int, arguments: Namespace, runs: dict[str, l
                     tokens = size["rows"] * size["tokens"]
                     figures[side] = {
                         "seconds": seconds, "tokens_per_s": tokens / seconds, "gflops": rate,
-                        "share": rate / peak, "share_of_own": rate / own,
+                        "share": rate / peak, "share_of_own": rate / own, "share_beside": rate / median(found, "beside_gflops"),
                     }  # fmt: skip
                 else:
                     step = median(found, "step_ms")
@@ -223,7 +233,16 @@ def print_summary(summary: dict, bars: Bars) -> None:
     rows += [[f"read: {name}", f"{shown(rate)} GB/s"] for name, rate in summary["read_gb_per_s"].items()]
     print_table([f"limit (fastest: {summary['fastest']}; {summary['way']})", "median"], rows)
     for part, columns in (
-        ("prefill", {"tokens/s": "tokens_per_s", "GFLOP/s": "gflops", "share": "share", "share of own": "share_of_own"}),
+        (
+            "prefill",
+            {
+                "tokens/s": "tokens_per_s",
+                "GFLOP/s": "gflops",
+                "share": "share",
+                "share of own": "share_of_own",
+                "share of the square beside": "share_beside",
+            },
+        ),
         ("decode", {"ms/step": "step_ms", "share": "share"}),
     ):
         if part not in summary:
@@ -234,11 +253,11 @@ def print_summary(summary: dict, bars: Bars) -> None:
             cells = [shown(each[key]) for each in (peer, ours) for key in columns.values()]
             if part == "prefill":
                 speed = ours["tokens_per_s"] / peer["tokens_per_s"]
-                rows.append([name, *cells, shown(speed), bars.cell(f"prefill {name}, share", ours["share"], least=0.75)])
+                rows.append([name, *cells, shown(speed), bars.cell(f"prefill {name}, share", ours["share_beside"], least=0.75)])
             else:
                 rows.append([name, *cells, shown(peer["step_ms"] / ours["step_ms"]), f"read alone {shown(ours['floor_ms'])} ms"])
         header = [f"{side} {name}" for side in SIDES for name in columns]
-        print_table([part, *header, "times faster", "share wanted" if part == "prefill" else "limit"], rows)
+        print_table([part, *header, "times faster", "share beside wanted" if part == "prefill" else "limit"], rows)
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """Reading a long file: does the time of a chunk grow with its number, does memory stay flat?
 
     python benchmarks/long_document.py FILE --tokenizer DIR [--hidden 128] [--chunk_tokens 5000]
-    python benchmarks/long_document.py --tiny runs/tiny/model [--chunks 4096]
+    python benchmarks/long_document.py --tiny runs/tiny/model [--chunks 4096 | --tokens 1000000]
 
 The first reads a text file with a real tokenizer and random weights, the second a document of the miniature's own.
 Prints seconds per chunk and resident memory for every tenth of the document.
@@ -11,6 +11,7 @@ import argparse
 import itertools
 import os
 import resource
+import statistics
 import sys
 import tempfile
 import time
@@ -49,12 +50,14 @@ def main() -> None:
     parser.add_argument("--memory_tokens", type=int, default=64)
     parser.add_argument("--tiny", type=Path, help="model folder of a miniature run")
     parser.add_argument("--chunks", type=int, default=4096)
+    parser.add_argument("--tokens", type=int, help="instead of --chunks: as many as make so many tokens")
     arguments = parser.parse_args()
     options = ReaderOptions()
     if arguments.tiny:
         agent, tokenizer = load_settings(arguments.tiny, options)
         llm = open_llm(arguments.tiny, tokenizer, agent, options)
-        sample = make_sample(arguments.chunks, seed=4)
+        chunks = arguments.chunks if arguments.tokens is None else -(-arguments.tokens // agent.chunk_tokens)
+        sample = make_sample(chunks, seed=4)
     elif arguments.file and arguments.tokenizer:
         tokenizer = load_tokenizer(arguments.tokenizer)
         size = arguments.hidden
@@ -78,6 +81,11 @@ def main() -> None:
     print("| up to chunk | ms per chunk | resident MiB |\n| --- | --- | --- |")
     for (before, then, _), (chunk, now, mib) in itertools.pairwise(marks):
         print(f"| {chunk} | {1000 * (now - then) / (chunk - before):.1f} | {mib:.0f} |")
+    (_, start, _), (_, after_first, _), *_, (_, before_last, _), (_, end, _) = marks
+    tenths = (marks[1][0] - marks[0][0]) / (after_first - start), (marks[-1][0] - marks[-2][0]) / (end - before_last)
+    print(f"the last tenth's chunks take {tenths[0] / tenths[1] - 1:+.1%} of time beside the first's; median of all: ", end="")
+    paces = [(now - then) / (chunk - before) for (before, then, _), (chunk, now, _) in itertools.pairwise(marks)]
+    print(f"{1000 * statistics.median(paces):.2f} ms")
     print(f"answer: {reading.answer!r}" + (f", gold {sample.answers}" if sample.answers else ""))
     if sample.answers:
         print("right" if strict_match(reading.response, sample.answers) else "wrong")
