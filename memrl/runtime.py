@@ -109,16 +109,18 @@ def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", op
     """
     from kernels import pick_attention
     from memrl.llm import LocalLLM
+    from memrl.model.hf_config import dtype_named, read_raw_config
     from memrl.model.loader import describe_model
     from memrl.model.packed import pack_weights
     from memrl.sampler import Sampler
 
     set_threads(options.threads)
+    device = pick_device("auto" if options.device == "map" else options.device)
+    # Before the weights are read: what cannot run should not take minutes to say so.
+    attention, reason = pick_attention(options.attention, device, dtype_named(options.dtype, read_raw_config(model)))
     began = time.monotonic()
     weights = _load_weights(model, options)
-    about = [describe_model(weights, time.monotonic() - began)]
-    attention, reason = pick_attention(options.attention, weights.device, weights.dtype)
-    about.append(f"attention: {attention.name} ({reason})")
+    about = [describe_model(weights, time.monotonic() - began), f"attention: {attention.name} ({reason})"]
     if weights.placement is None:
         pack_weights(weights)
     sampler = Sampler(
@@ -155,12 +157,20 @@ def parse_max_memory(text: str | None) -> dict[int | str, str] | None:
     """ "0=70GiB,cpu=100GiB" to {0: "70GiB", "cpu": "100GiB"}; ValueError for anything else."""
     if text is None:
         return None
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     limits: dict[int | str, str] = {}
     for part in text.split(","):
         place, equals, size = (piece.strip() for piece in part.partition("="))
         if not equals or not size or not (place.isdecimal() or place == "cpu"):
             raise ValueError(f"max_memory holds {part!r}; say for example 0=70GiB,1=70GiB,cpu=100GiB")
-        limits[int(place) if place.isdecimal() else place] = size
+        if place.isdecimal() and int(place) >= count:
+            raise ValueError(f"max_memory names GPU {place}, but PyTorch finds {count} GPUs here")
+        key = int(place) if place.isdecimal() else place
+        if key in limits:
+            raise ValueError(f"max_memory names {place} twice")
+        limits[key] = size
     return limits
 
 

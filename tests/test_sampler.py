@@ -121,7 +121,7 @@ def test_truncated_sampling_reports_both_log_probabilities(tiny_model):
         {"max_rows": 1},
         {"max_rows": 3, "max_step_tokens": 4},
         {"max_rows": 5, "max_step_tokens": 70, "page_size": 8},
-        {"max_rows": 64, "max_step_tokens": 10**6, "page_size": 1},
+        {"max_rows": 64, "max_step_tokens": 10**6, "page_size": 1, "cache_gib": 0.01},
         {"cache_gib": 200 * 512 / 2**30, "page_size": 4},  # 200 tokens of 512 bytes: not all of these rows at once
         {"share_prefixes": False},
     ],
@@ -561,7 +561,7 @@ def test_decoding_in_graphs_fills_buckets_and_never_captures_by_length(tiny_mode
     for prompt, params, completion in zip(prompts, each, completions, strict=True):
         assert completion.ids == greedy_without_cache(tiny_model, prompt, params.max_new_tokens)
     # Rows by powers of two up to 6, pages by powers of two: far fewer than the 38 steps.
-    assert set(len(logits) for logits in captured) <= {1, 2, 4, 6}
+    assert {len(logits) for logits in captured} <= {1, 2, 4, 6}
     assert 3 <= len(captured) <= 12
     again = len(captured)
     sampler.generate(prompts, each)
@@ -621,6 +621,23 @@ def test_an_interrupted_step_leaves_nothing_behind(tiny_model):
     sampler.scheduler.pool.check([])
     # What was planned and not computed must not be found.
     assert [c.ids for c in sampler.generate(prompts, GREEDY)] == [greedy_without_cache(tiny_model, p, 12) for p in prompts]
+
+
+def test_an_idle_step_between_two_batches_changes_nothing(tiny_model):
+    sampler = Sampler(tiny_model)
+    sampler.generate([[1], [2]], GREEDY)
+    assert sampler.step() == []
+    prompt = [1, 2, 3, 4, 5]
+    assert sampler.generate([prompt], GREEDY)[0].ids == greedy_without_cache(tiny_model, prompt, 12)
+
+
+def test_a_copied_page_that_is_given_away_in_the_same_step_keeps_its_content(tiny_model):
+    prompts = random_prompts([7, 8])
+    once = replace(GREEDY, max_new_tokens=1)
+    sampler = bounded_sampler(tiny_model, 16, 4)
+    sampler.generate(prompts[:1], once)
+    again = sampler.generate(prompts, once)
+    assert_same_completions(again, [Sampler(tiny_model).generate([prompt], once)[0] for prompt in prompts])
 
 
 @pytest.mark.parametrize("options", [{"max_rows": 0}, {"max_step_tokens": 0}, {"page_size": -1}], ids=str)

@@ -22,14 +22,17 @@ class FakeCache:
 
     def run(self, step):
         size = self.scheduler.pool.page_size
+        copied = {
+            (target, place): self.slots[source, place]
+            for source, target in step.copies
+            for place in range(size)
+            if (source, place) in self.slots
+        }
+        assert {target for _, target in step.copies} <= set(step.fresh)
         for page in step.fresh:
             for place in range(size):
                 self.slots.pop((page, place), None)
-        for source, target in step.copies:
-            assert target in step.fresh
-            for place in range(size):
-                if (source, place) in self.slots:
-                    self.slots[target, place] = self.slots[source, place]
+        self.slots |= copied
         work = [(chunk.row, chunk.start, chunk.end) for chunk in step.chunks]
         work += [(row, row.length - 1, row.length) for row in step.decoding]
         rows = [row for row, _, _ in work]
@@ -88,8 +91,8 @@ def test_random_schedules_neither_leak_nor_mix_nor_stall(data):
     seed = data.draw(st.integers(0, 2**32 - 1))
     rng = random.Random(seed)
     size = data.draw(st.sampled_from([1, 2, 4, 5]))
-    pool = PagePool(data.draw(st.integers(12, 40)), size)
-    scheduler = Scheduler(pool, rng.randint(1, 8), rng.randint(1, 40), share_prefixes=rng.random() < 0.9)
+    num_pages = data.draw(st.one_of(st.integers(1, 10), st.integers(10, 40)))
+    scheduler = Scheduler(PagePool(num_pages, size), rng.randint(1, 8), rng.randint(1, 40), share_prefixes=rng.random() < 0.9)
     cache = FakeCache(scheduler)
     # Parts of a few kinds, so that prompts share beginnings of every length, end on page borders, and repeat.
     parts = {name: [rng.randrange(3) for _ in range(rng.randint(1, 9))] for name in "abcd"}
@@ -97,8 +100,13 @@ def test_random_schedules_neither_leak_nor_mix_nor_stall(data):
 
     def submit():
         prompt = [token for name in data.draw(prompt_parts) for token in parts[name]]
-        request = Request(prompt, SamplingParams(rng.randint(1, 12), stop_ids=(2,)))
-        if scheduler.pages_for(request.max_cached) > pool.num_pages:
+        if submitted and rng.random() < 0.4:  # again, or a conversation that goes on
+            earlier = rng.choice(submitted)
+            prompt = earlier.prompt_ids + rng.choice([[], earlier.ids])
+        longest = num_pages * size + 1 - len(prompt)  # fills the cache
+        new = longest if longest > 0 and rng.random() < 0.2 else rng.randint(1, 12)
+        request = Request(prompt, SamplingParams(new, stop_ids=(2,)))
+        if scheduler.pages_for(request.max_cached) > num_pages:
             with pytest.raises(ValueError, match="cache_gib"):
                 scheduler.submit(request)
         else:
@@ -122,10 +130,10 @@ def test_random_schedules_neither_leak_nor_mix_nor_stall(data):
             submit()
 
     done += drain(scheduler, cache, lambda request: rng.choice((0, 0, 1, 1, 2)), on_step)
-    assert pool.num_held == 0 and scheduler._reserved == 0
+    assert scheduler.pool.num_held == 0 and scheduler._reserved == 0
     assert {id(request) for request in done} == {id(request) for request in submitted}
-    pool.forget_all()
-    assert pool.num_available == pool.num_pages
+    scheduler.pool.forget_all()
+    assert scheduler.pool.num_available == num_pages
 
 
 def run_all(prompts, size=4, num_pages=64, new=3, max_rows=16, max_tokens=1000, share=True):
@@ -176,6 +184,26 @@ def test_a_conversation_goes_on_where_it_was():
     scheduler.submit(Request([*first.prompt_ids, *first.ids, 50, 51], SamplingParams(1)))
     drain(scheduler, cache, lambda request: 7)
     assert cache.num_computed - before == 10 + 7 + 2 - 16  # the last sampled token was never fed back: 16 in whole pages
+
+
+def test_a_page_that_is_copied_may_be_given_away_in_the_same_step():
+    scheduler = Scheduler(PagePool(4, 4), 16, 1000)
+    cache = FakeCache(scheduler)
+    prompt = list(range(7))
+    scheduler.submit(Request(prompt, SamplingParams(1)))
+    drain(scheduler, cache, lambda request: 7)
+    scheduler.submit(Request(prompt, SamplingParams(1)))
+    scheduler.submit(Request([100 + i for i in range(8)], SamplingParams(1)))
+    drain(scheduler, cache, lambda request: 7)
+
+
+def test_a_request_that_fills_the_cache_runs_again_after_its_twin():
+    for _ in range(2):
+        scheduler = Scheduler(PagePool(4, 4), 16, 1000)
+        cache = FakeCache(scheduler)
+        for _ in range(3):
+            scheduler.submit(Request(list(range(7)), SamplingParams(10)))
+        assert len(drain(scheduler, cache, lambda request: 7)) == 3
 
 
 def test_nothing_is_found_after_the_weights_changed():

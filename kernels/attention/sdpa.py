@@ -30,7 +30,8 @@ class SdpaAttention(BatchedAttention):
             return out, lse
         if q.device.type == "cuda" and q.dtype != torch.float64:
             sharing = q.shape[1] // k.shape[1]
-            k, v = k.repeat_interleave(sharing, 1), v.repeat_interleave(sharing, 1)
+            if sharing > 1:  # not where grouped queries are folded into the query length: decoding and shared prefixes
+                k, v = k.repeat_interleave(sharing, 1), v.repeat_interleave(sharing, 1)
             bias = None if bias is None else bias.expand(q.shape[0], q.shape[1], q.shape[2], -1)
             out, lse, *_ = _GPU_FUSED(q, k, v, bias, True, 0.0, causal)
             return out, lse[..., : q.shape[2]]  # its rows are padded to the kernel's tile

@@ -47,7 +47,7 @@ def _run(config: TrainConfig) -> None:
     _say(f"{describe(trainer)}; writing to {folder.path}")
     if config.report.lengths:
         if not has_report(trainer, "before"):
-            evaluate_policy(trainer, "before", load_model(start, device=distributed.device()))
+            evaluate_policy(trainer, "before", load_model(start, config.model.dtype, distributed.device()))
     if first_step:
         _say(f"resuming after step {first_step}")
     steps = config.rl.steps

@@ -6,6 +6,7 @@ buckets. Rows that a bucket has too many read and write a page that belongs to n
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -52,8 +53,9 @@ class DecodeGraphs:
         self._buckets: dict[tuple[int, int], _Bucket] = {}
 
     def fits(self, context: StepContext) -> bool:
-        one_device = len(set(self.model.layer_devices())) == 1
-        return self._capture is not None and one_device and context.num_chunk_tokens == 0 and not context.runs
+        # Layers that are spread out move weights in every call, which a graph cannot hold.
+        in_place = self.model.placement is None
+        return self._capture is not None and in_place and context.num_chunk_tokens == 0 and not context.runs
 
     def run(self, ids: Tensor, context: StepContext) -> Tensor:
         """Logits [rows, V] of a step that `fits`; valid until the next call."""
@@ -61,8 +63,10 @@ class DecodeGraphs:
         shape = (min(_power_of_two(len(ids)), max(self.max_rows, len(ids))), _power_of_two(plan.pages.shape[1]))
         bucket = self._buckets.get(shape)
         if bucket is None:
-            bucket = self._buckets[shape] = _Bucket(self.model, self.cache, self.attention, plan, shape)
-            bucket.replay = self._capture(bucket.forward)
+            bucket = _Bucket(self.model, self.cache, self.attention, plan, shape)
+            with torch.cuda.device(self.model.device) if self.model.device.type == "cuda" else nullcontext():
+                bucket.replay = self._capture(bucket.forward)
+            self._buckets[shape] = bucket
         bucket.load(ids, context)
         return bucket.replay()[: len(ids)]
 

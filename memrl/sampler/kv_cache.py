@@ -35,14 +35,18 @@ class KVCache:
         """Make the memory if it is not there, empty new pages, copy pages."""
         if not self.k:
             self._allocate()
-        if fresh:
-            pages = torch.tensor(fresh)
-            for tensor in (*self.k, *self.v):
-                # Attention multiplies masked values by zero, and what an earlier row left behind may be NaN.
-                tensor.index_fill_(0, pages.to(tensor.device), 0)
-        for source, target in copies:
-            for tensor in (*self.k, *self.v):
-                tensor[target] = tensor[source]
+        if not fresh:
+            return
+        empty, sources, targets = torch.tensor(fresh), *torch.tensor(copies, dtype=torch.int64).view(-1, 2).T
+        here = {device: [pages.to(device) for pages in (empty, sources, targets)] for device in self.model.layer_devices()}
+        for tensor in (*self.k, *self.v):
+            empty, sources, targets = here[tensor.device]
+            # A page may be copied and then given to another row in one step, so all copies are taken before any page is emptied.
+            copied = tensor[sources] if copies else None
+            # Attention multiplies masked values by zero, and what an earlier row left behind may be NaN.
+            tensor.index_fill_(0, empty, 0)
+            if copied is not None:
+                tensor[targets] = copied
 
     def release(self) -> None:
         """Give the memory back."""
@@ -57,8 +61,9 @@ class KVCache:
         config = self.model.config
         shape = (self.num_pages + 1, self.page_size, config.num_kv_heads, config.head_size)
         # Memory that nothing was written to is not taken from the system on a CPU, so the bound costs nothing there.
-        for tensors in (self.k, self.v):
-            tensors += [torch.empty(shape, dtype=self.model.dtype, device=device) for device in self.model.layer_devices()]
+        self.k, self.v = (
+            [torch.empty(shape, dtype=self.model.dtype, device=device) for device in self.model.layer_devices()] for _ in "kv"
+        )
 
 
 class StepContext:

@@ -17,10 +17,12 @@ from memrl.sampler.kv_cache import KVCache, StepContext, plan_decode_runs
 from memrl.sampler.pages import PagePool
 from memrl.sampler.sampling import RowParams, SamplingParams, sample_tokens, uniform
 from memrl.sampler.scheduler import Request, Row, Scheduler
+from memrl.sampler.shared_runs import RunPlan
 from memrl.sampler.stopping import StopStrings
 
 CPU_STEP_BYTES = 5_000_000  # of the widest activations of a step: about what the caches of a few cores hold
 GPU_STEP_TOKENS = 8192
+MAX_PAGES = 1 << 24  # what the books hold of each page is Python objects
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,14 @@ class Sampler:
             )
         self.model, self.tokenizer, self.max_rows = model, tokenizer, max_rows
         num_pages = int(cache_gib * 2**30) // (KVCache.bytes_per_token(model.config, model.dtype) * size)
+        if num_pages > MAX_PAGES:
+            raise ValueError(f"cache_gib is {cache_gib}, or {num_pages:,} pages of {size} tokens; at most {MAX_PAGES:,} work")
         self.cache = KVCache(model, num_pages, size)
         self.scheduler = Scheduler(PagePool(num_pages, size), max_rows, max_step_tokens, share_prefixes)
         self.graphs = DecodeGraphs(model, self.cache, self.attention, max_rows) if self.attention.graphable else None
         self._weights: int | None = None
         self._row_params: tuple[list[Row], RowParams] | None = None
-        self._decode_runs = None
+        self._decode_runs: tuple[list[Row], RunPlan] | None = None
 
     @property
     def has_work(self) -> bool:
@@ -167,23 +171,28 @@ class Sampler:
     def _step(self) -> list[Request]:
         step = self.scheduler.plan()
         if not step.num_tokens:
+            if self.has_work:
+                raise RuntimeError("requests wait and none of them can start: the page books are wrong, please report this")
             return []
         self.cache.prepare(step.fresh, step.copies)
-        if step.changed or self._decode_runs is None:
-            self._decode_runs = plan_decode_runs(step.decoding, self.cache.page_size)
-        context = StepContext(self.cache, self.attention, step, self._decode_runs)
+        if self._decode_runs is None or self._decode_runs[0] != step.decoding:
+            self._decode_runs = (list(step.decoding), plan_decode_runs(step.decoding, self.cache.page_size))
+        context = StepContext(self.cache, self.attention, step, self._decode_runs[1])
         places, rows = context.sampled()
+        # All that the host sends goes before the forward pass: a copy behind it would wait for it.
+        params = self._params_of(rows) if rows else None
+        num_sampled = torch.tensor([len(row.request.ids) for row in rows], device=self.model.device)
         ids = torch.tensor(context.input_ids, device=self.model.device)
         if self.graphs is not None and self.graphs.fits(context):
             logits = self.graphs.run(ids, context)
         else:
             select = None if len(places) == len(ids) else torch.tensor(places, dtype=torch.int64, device=self.model.device)
             logits = self.model(ids, context, select=select)
-        return self._sample(logits, rows) if rows else []
+        return self._sample(logits, rows, params, num_sampled) if rows else []
 
-    def _sample(self, logits: torch.Tensor, rows: list[Row]) -> list[Request]:
-        params = self._params_of(rows)
-        num_sampled = torch.tensor([len(row.request.ids) for row in rows], device=logits.device)
+    def _sample(
+        self, logits: torch.Tensor, rows: list[Row], params: RowParams, num_sampled: torch.Tensor
+    ) -> list[Request]:
         sampled = sample_tokens(logits, params, uniform(params.seed, num_sampled))
         # One transfer, one wait; fp64 holds token ids and fp32 values alike.
         values = torch.stack([sampled.ids.double(), sampled.logprobs.double(), sampled.full_logprobs.double()]).tolist()

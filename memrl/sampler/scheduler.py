@@ -102,14 +102,12 @@ class Step:
         decoding: one token each, at place `length - 1`; the last token of a prompt whose other tokens are cached counts as one.
         fresh: pages that were just taken and hold nothing yet.
         copies: (from, to) pages to be copied before the pass.
-        changed: whether other rows decode than in the step before.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
     decoding: list[Row] = field(default_factory=list)
     fresh: list[int] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
-    changed: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -129,7 +127,6 @@ class Scheduler:
         self.rows: list[Row] = []  # in order of admission; at most one of them, the last, has prompt tokens left
         self._reserved = 0
         self._fresh_tails: set[Key] = set()  # tails that the step being planned computes: to be copied in the next one
-        self._were_decoding: list[Row] = []
 
     @property
     def has_work(self) -> bool:
@@ -163,8 +160,6 @@ class Scheduler:
             if not row.is_decoding:
                 budget -= self._prefill(row, budget, step)
         self._admit(budget, step)
-        step.changed = step.decoding != self._were_decoding
-        self._were_decoding = list(step.decoding)
         return step
 
     def finish(self, rows: Iterable[Row]) -> None:
@@ -177,10 +172,14 @@ class Scheduler:
         self.rows = [row for row in self.rows if id(row) not in leaving]
 
     def abort(self) -> None:
-        """Forget every request and everything that the cache holds: a step that was cut off computed nothing."""
+        """Forget every request and everything that the cache holds: a step that was cut off computed nothing.
+
+        The books are made anew, not undone, because an interruption may have come between two of their lines.
+        """
         self.waiting.clear()
-        self.finish(list(self.rows))
-        self.pool.forget_all()
+        self.rows = []
+        self._reserved = 0
+        self.pool = PagePool(self.pool.num_pages, self.pool.page_size)
 
     def _admit(self, budget: int, step: Step) -> None:
         skipped: list[Request] = []
@@ -190,18 +189,26 @@ class Scheduler:
             if match.tail_key in self._fresh_tails:
                 skipped.append(request)  # its twin is being computed: in the next step all but the last token is there
                 continue
-            needed = self.pages_for(request.max_cached) - len(match.pages)
-            taken = sum(map(self.pool.is_kept, match.pages))
-            if match.tail_page is not None:
-                taken += self.pool.is_kept(match.tail_page)
-            if needed > self.pool.num_available - self._reserved - taken:
+            if match.tail_page is not None and not self._fits(request, match):
+                match = Match(match.pages, match.node)  # the page to copy from takes room besides the copy
+            if not self._fits(request, match):
                 self.waiting.appendleft(request)
                 break
-            budget -= self._start(request, match, needed, budget, step)
+            budget -= self._start(request, match, budget, step)
         self.waiting.extendleft(reversed(skipped))
 
-    def _start(self, request: Request, match: Match, needed: int, budget: int, step: Step) -> int:
+    def _fits(self, request: Request, match: Match) -> bool:
+        """Whether all the pages that the request can ever need are free, besides those that it shares."""
+        found = [*match.pages, *([] if match.tail_page is None else [match.tail_page])]
+        taken = sum(map(self.pool.is_kept, found))
+        return self._needed(request, match) <= self.pool.num_available - self._reserved - taken
+
+    def _needed(self, request: Request, match: Match) -> int:
+        return self.pages_for(request.max_cached) - len(match.pages)
+
+    def _start(self, request: Request, match: Match, budget: int, step: Step) -> int:
         """Give a request its pages and its first tokens' work; returns how many tokens that takes of the budget."""
+        needed = self._needed(request, match)
         self.pool.share(match.pages)
         self._reserved += needed
         length = match.num_tokens(self.pool.page_size)
