@@ -130,6 +130,13 @@ def test_mistakes_are_one_line_and_exit_code_2(infer, text_file, tmp_path):
         ((text_file, "-q", Q, "--seed", 2**63), f"seed is {2**63}"),
         ((text_file, "-q", Q, "--cache_gib", "inf"), "cache_gib"),
         ((text_file, "-q", Q, "--cache_gib", "0.000005"), "--cache_gib"),
+        ((text_file, "-q", Q, "--attention", "flash"), "flash-attn needs a CUDA device"),
+        ((text_file, "-q", Q, "--attention", "fast"), "attention"),
+        ((text_file, "-q", Q, "--min_p", "2"), "min_p is 2"),
+        ((text_file, "-q", Q, "--max_memory", "cpu=1GiB"), "only --device map uses"),
+        ((text_file, "-q", Q, "--device", "map", "--max_memory", "plenty"), "say for example 0=70GiB"),
+        ((text_file, "-q", Q, "--device", "map", "--max_memory", "64=1GiB"), "names GPU 64"),
+        ((text_file, "-q", Q, "--device", "map", "--max_memory", "cpu=1GiB,cpu=2GiB"), "cpu twice"),
     ]
     for arguments, message in cases:
         code, printed, errors = infer(*arguments)
@@ -144,6 +151,31 @@ def test_bad_files_are_found_before_a_bad_model(infer, tmp_path):
     for model, message in ((tmp_path / "nowhere", "no model folder"), (tmp_path, "tokenizer")):
         code, _, errors = infer(good, "-q", Q, model=model)
         assert (code, len(errors)) == (2, 1) and message in errors[0]
+
+
+def test_the_start_says_what_was_loaded_and_what_computes_attention(infer, text_file):
+    code, _, errors = infer(text_file, "-q", Q)
+    assert code == 0
+    assert re.fullmatch(r"loaded qwen2 [\d.]+ K parameters, float32, .* in [\d.]+ s", errors[0])
+    assert errors[1].startswith("attention: sdpa (PyTorch's fused attention")
+    assert infer(text_file, "-q", Q, "--attention", "eager")[2][1] == "attention: eager (asked for)"
+
+
+def test_backend_sharing_device_map_and_budget_do_not_change_the_answer(infer, text_file, tmp_path):
+    def answer(*options):
+        code, _, errors = infer(text_file, "-q", Q, "--json", tmp_path / "a.json", *options)
+        assert code == 0, errors
+        return [(entry["response"], entry["memory"]) for entry in json.loads((tmp_path / "a.json").read_text())]
+
+    expected = answer()
+    for options in (
+        ("--attention", "eager"),
+        ("--share_prefixes", "false"),
+        ("--max_step_tokens", 5),
+        ("--device", "map", "--max_memory", "cpu=1GiB"),
+        ("--device", "map", "--max_memory", "cpu=20KB"),  # some of it on disk
+    ):
+        assert answer(*options) == expected, options
 
 
 def test_document_that_fails_fails_alone(infer, text_file, tmp_path, monkeypatch):
