@@ -25,6 +25,10 @@ class ModelOptions:
     """What computes attention, in training and in rollouts; auto takes the best that runs here and says which."""
     checkpoint_layers: bool = True
     """Recompute each layer in the backward pass: less memory, a third more time."""
+    lora_rank: int = 0
+    """Train low-rank adapters of this rank beside every linear layer, and leave the weights alone; 0 trains the weights."""
+    lora_alpha: float = 32.0
+    """The adapters' output is multiplied by lora_alpha / lora_rank."""
 
 
 @dataclass
@@ -78,6 +82,18 @@ class RolloutOptions:
 
 
 @dataclass
+class RewardOptions:
+    """What a trajectory earns, and who works it out."""
+
+    function: str | None = None
+    """`FILE.py:NAME`, a function (response, answers, metadata) -> number; nothing means the strict verifier."""
+    workers: int = 2
+    """Processes that score trajectories, on each rank, so that a slow function never holds generation up."""
+    timeout_s: float = 30.0
+    """A function that takes longer is killed; the trajectory earns 0 and is counted in reward/errors."""
+
+
+@dataclass
 class RLOptions:
     """The algorithm."""
 
@@ -91,20 +107,50 @@ class RLOptions:
     """Optimizer steps per pass over a batch; each takes whole groups."""
     epochs: int = 1
     """Passes over each batch of rollouts."""
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    """What a reward is compared with: the mean of its group, or the mean of the others in it."""
     normalize_std: bool = False
     """Divide advantages by the group's standard deviation."""
-    credit: Literal["broadcast", "final_only"] = "broadcast"
-    """Which turns carry the trajectory's advantage: all of them, or the answer turn alone (an ablation)."""
+    credit: Literal["broadcast", "final_only", "split"] = "broadcast"
+    """Where a trajectory's advantage falls: whole on every turn, on the answer turn alone, or divided by the number of turns."""
+    loss: Literal["ppo", "cispo", "gspo", "reinforce"] = "ppo"
+    """The clipped ratio of each token (ppo) or of each turn (gspo), the clipped weight (cispo), or no ratio at all."""
     clip_low: float = 0.2
-    """The ratio's lower bound is 1 - clip_low."""
+    """The ratio's lower bound is 1 - clip_low (not in cispo)."""
     clip_high: float = 0.2
-    """The ratio's upper bound is 1 + clip_high; DAPO's clip-higher is 0.28."""
+    """The ratio's upper bound is 1 + clip_high; DAPO's clip-higher is 0.28. gspo wants about a thousandth of it."""
     dual_clip: float | None = 3.0
-    """Bound on the loss of tokens with a negative advantage, in units of the advantage."""
+    """Bound on the loss of tokens with a negative advantage, in units of the advantage (ppo and gspo)."""
     kl_coef: float = 0.001
-    """Weight of the k3 penalty to the frozen start; 0 leaves it and the reference model out."""
+    """Weight of the penalty to the frozen start; 0 leaves it and the reference model out."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How the penalty is estimated from the sampled tokens; see `memrl/rl/loss.py` for value and gradient of each."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    aggregation: Literal["token_mean", "prompt_mean", "seq_mean", "constant"] = "token_mean"
+    """What the loss is the mean of: the step's tokens; groups, each the mean of its tokens; turns, each the mean of its
+    tokens; or trajectories, each the sum of its tokens over a constant."""
+    aggregation_tokens: int = 1024
+    """The constant of aggregation `constant`."""
+    mismatch: Literal["off", "truncate", "mask"] = "off"
+    """What is done where trainer and sampler disagree about a token: weigh it by their ratio, up to mismatch_bound; or leave
+    out turns whose mean ratio is beyond it."""
+    mismatch_bound: float = 2.0
+    """Largest weight (truncate); largest ratio of a turn, and its inverse the smallest (mask)."""
     drop_flat_groups: bool = False
     """Leave groups whose rewards are all equal out of the update; they carry no signal but that of the penalty."""
+    dynamic_rounds: int = 0
+    """Replace groups whose rewards are all equal by fresh questions, up to so many times, then leave them out; 0 is off."""
+    overlong_buffer_memory: int = 0
+    """A memory turn loses reward for each token that it comes closer than this to its cap; 0 is off."""
+    overlong_buffer_answer: int = 0
+    """The same for the answer turn."""
+    overlong_penalty: float = 1.0
+    """What a turn that its cap ended loses, where there is a buffer."""
+    overlong_filter: Literal["none", "memory", "answer", "all"] = "none"
+    """Turns of this kind that their cap ended are left out of the loss."""
+    reference: Literal["device", "cpu"] = "device"
+    """Where the frozen start waits between its uses."""
     micro_batch_tokens: int = 16384
     """Hard bound on the tokens of one forward and backward pass."""
 
@@ -165,6 +211,38 @@ class CheckpointOptions:
     """Steps between checkpoints; 0 writes none."""
     keep_last: int = 2
     """Older checkpoints are deleted."""
+    keep_best: bool = True
+    """Keep the policy with the best validation score in best/, a Hugging Face folder."""
+
+
+@dataclass
+class ValidationOptions:
+    """Reading documents that are not trained on, with the same agent, before the first step and every so often."""
+
+    every: int = 0
+    """Steps between validations; 0 has none."""
+    path: str | None = None
+    """JSON lines, as data.path; nothing means documents of the miniature that training never draws."""
+    samples: int = 128
+    """Questions; a file's first ones."""
+    repeats: int = 1
+    """Readings of each question; scores are means over them (the original takes 4)."""
+    temperature: float = 0.0
+    """0 is greedy (the original samples at 1.0)."""
+    top_p: float = 1.0
+    """The original's is 0.7."""
+
+
+@dataclass
+class LogOptions:
+    """What of a run can be looked at."""
+
+    rollouts: int = 2
+    """Trajectories of each step in rollouts.jsonl, with every prompt, memory and answer."""
+    tensorboard: bool = True
+    """Write tensorboard/ where the package is installed."""
+    wandb_project: str | None = None
+    """Send metrics to this Weights & Biases project."""
 
 
 @dataclass
@@ -200,10 +278,13 @@ class TrainConfig:
     data: DataOptions = field(default_factory=DataOptions)
     agent: AgentOptions = field(default_factory=AgentOptions)
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
+    reward: RewardOptions = field(default_factory=RewardOptions)
     rl: RLOptions = field(default_factory=RLOptions)
     optim: OptimOptions = field(default_factory=OptimOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    validation: ValidationOptions = field(default_factory=ValidationOptions)
+    log: LogOptions = field(default_factory=LogOptions)
     report: ReportOptions = field(default_factory=ReportOptions)
 
     def to_dict(self) -> dict:
@@ -248,7 +329,16 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "rl.group_size": (2, math.inf),
     "rl.updates_per_step": (1, math.inf),
     "rl.epochs": (1, math.inf),
+    "model.lora_rank": (0, 4096),
+    "reward.workers": (1, 1024),
     "rl.kl_coef": (0, math.inf),
+    "rl.entropy_coef": (0, math.inf),
+    "rl.aggregation_tokens": (1, math.inf),
+    "rl.mismatch_bound": (1, math.inf),
+    "rl.dynamic_rounds": (0, 1000),
+    "rl.overlong_buffer_memory": (0, math.inf),
+    "rl.overlong_buffer_answer": (0, math.inf),
+    "rl.overlong_penalty": (0, math.inf),
     "rl.micro_batch_tokens": (1, math.inf),
     "optim.min_lr_ratio": (0, 1),
     "optim.warmup_updates": (0, math.inf),
@@ -258,11 +348,26 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "engine.persistence_threshold": (0, math.inf),
     "checkpoint.every": (0, math.inf),
     "checkpoint.keep_last": (1, math.inf),
+    "validation.every": (0, math.inf),
+    "validation.samples": (1, math.inf),
+    "validation.repeats": (1, math.inf),
+    "validation.temperature": (0, math.inf),
+    "validation.top_p": (1e-6, 1),
+    "log.rollouts": (0, math.inf),
     "report.samples": (1, math.inf),
     "report.samples_long": (1, math.inf),
     "report.max_rows": (1, math.inf),
 }
-_POSITIVE = ("rollout.temperature", "rollout.cache_gib", "rl.clip_low", "rl.clip_high", "optim.lr", "optim.grad_clip")
+_POSITIVE = (
+    "model.lora_alpha",
+    "reward.timeout_s",
+    "rollout.temperature",
+    "rollout.cache_gib",
+    "rl.clip_low",
+    "rl.clip_high",
+    "optim.lr",
+    "optim.grad_clip",
+)
 
 
 def validate(config: TrainConfig) -> None:
@@ -305,7 +410,7 @@ def validate(config: TrainConfig) -> None:
 def validate_start(config: TrainConfig) -> None:
     """Whether what the run starts from is there; a model of one's own and the miniature share no settings. Raises ValueError."""
     model, data = config.model.path, config.data.path
-    miniature = config.agent.prompts == "miniature"
+    miniature = Path(config.agent.prompts).stem.startswith("miniature")
 
     def require(condition: bool, message: str) -> None:
         if not condition:
