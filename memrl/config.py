@@ -392,6 +392,10 @@ def validate(config: TrainConfig) -> None:
         f"rl.updates_per_step ({rl.updates_per_step}) is above rl.prompts_per_step ({rl.prompts_per_step}); an optimizer step "
         "takes whole groups, so there can be no more steps than groups",
     )
+    require(
+        config.engine.zero_stage == 3 or not config.engine.offload_params,
+        f"engine.offload_params needs engine.zero_stage 3 (it is {config.engine.zero_stage}): only there are weights partitioned",
+    )
     require(data.max_chunks >= data.min_chunks, "data.max_chunks must be at least data.min_chunks")
     require(
         rollout.top_p == 1 and rollout.top_k == 0,

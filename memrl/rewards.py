@@ -1,15 +1,21 @@
-"""What a trajectory earned."""
+"""What a trajectory earned, by the verifiers that every run reports. Rewards of one's own: `reward_pool.py`."""
+
+from collections.abc import Sequence
 
 from memrl.types import Sample, Trajectory
 from memrl.verify import lenient_match, strict_match
 
 
-def score(trajectory: Trajectory, sample: Sample) -> None:
-    """Set `reward` (the strict verifier's, which training maximises) and `scores` (strict and lenient) in place.
+def verifier_scores(response: str, answers: Sequence[str]) -> dict[str, float]:
+    """The scores "strict" and "lenient" of a response, each 0.0 or 1.0.
 
     The strict verifier wants the last \\boxed{} to equal a gold answer, the lenient one a gold answer inside it. The same model
     can score 50% by one and 80% by the other, so both are always reported.
     """
-    strict = strict_match(trajectory.response, sample.answers)
-    trajectory.scores = {"strict": strict, "lenient": lenient_match(trajectory.response, sample.answers)}
-    trajectory.reward = strict
+    return {"strict": strict_match(response, answers), "lenient": lenient_match(response, answers)}
+
+
+def score(trajectory: Trajectory, sample: Sample) -> None:
+    """Set `reward` (the strict verifier's, which training maximises by default) and `scores` (strict and lenient) in place."""
+    trajectory.scores = verifier_scores(trajectory.response, sample.answers)
+    trajectory.reward = trajectory.scores["strict"]

@@ -69,15 +69,21 @@ class Trajectory:
         turns: in the order in which they happened; the last one is the answer.
         response: text of the last turn.
         memory: text of the memory that the answer was given from.
-        reward: what training maximises (the strict verifier); set by the rollout, not by the agent.
+        reward: what training maximises (the strict verifier's, or a reward function's); set by the rollout, not by the agent.
+        penalty: what overlong turns cost, at most 0; training adds it to the reward.
+        advantage: the reward, penalty included, against the group's baseline; set by training.
         scores: every other score by name, the lenient verifier among them.
+        error: why the reward function gave no number, in one line; empty where all went well.
     """
 
     turns: list[Turn] = field(default_factory=list)
     response: str = ""
     memory: str = ""
     reward: float = 0.0
+    penalty: float = 0.0
+    advantage: float = 0.0
     scores: dict[str, float] = field(default_factory=dict)
+    error: str = ""
 
 
 @dataclass

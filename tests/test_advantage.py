@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from memrl.rl.advantage import STD_EPS, group_advantages
+from memrl.agents import AgentConfig
+from memrl.config import RLOptions
+from memrl.rl.advantage import BASELINES, STD_EPS, credit_shares, group_advantages
 from memrl.rl.rollout import assign_advantages
 from memrl.types import Group, Sample, Trajectory, Turn
+from tests.tiny_folder import PROMPTS
 
 
 def trajectory(reward: float, num_memory_turns: int) -> Trajectory:
@@ -98,7 +101,8 @@ def test_the_number_of_turns_does_not_change_a_baseline(normalize_std):
         group = Group(
             0, Sample("s", "q", ""), [trajectory(r, n) for r, n in zip(rewards, turn_counts, strict=True)]
         )
-        turns = assign_advantages([group], normalize_std=normalize_std)[0]
+        agent = AgentConfig(PROMPTS, chunk_tokens=8, memory_tokens=4, answer_tokens=3)
+        turns = assign_advantages([group], RLOptions(normalize_std=normalize_std), agent)[0]
         assert len(turns) == sum(turn_counts) + 4
         rows, start = [], 0
         for count in turn_counts:
@@ -129,3 +133,88 @@ def test_a_reward_that_is_not_finite_is_an_error_that_names_the_trajectory(bad):
 def test_shapes_that_do_not_fit_are_an_error(rewards, groups):
     with pytest.raises(ValueError, match="must be equal and flat"):
         group_advantages(torch.zeros(rewards), torch.zeros(groups).long())
+
+
+@pytest.mark.parametrize("normalize_std", [False, True])
+def test_leave_one_out_compares_with_the_mean_of_the_others(normalize_std):
+    rng = np.random.default_rng(1)
+    ids = np.repeat([4, -9, 2], [2, 5, 11])
+    rng.shuffle(ids)
+    rewards = rng.normal(size=len(ids))
+    expected = np.empty(len(ids))
+    for i, reward in enumerate(rewards):
+        others = [rewards[j] for j in range(len(ids)) if ids[j] == ids[i] and j != i]
+        expected[i] = reward - np.mean(others)
+        if normalize_std:
+            expected[i] /= np.std([reward, *others], ddof=1) + STD_EPS
+    got = group_advantages(torch.tensor(rewards), torch.tensor(ids), normalize_std, baseline="leave_one_out")
+    assert got.dtype == torch.float32
+    np.testing.assert_allclose(got.numpy(), expected, atol=3e-6)
+
+
+def test_leave_one_out_by_hand():
+    rewards, groups = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0]), torch.tensor([8, 8, 3, 3, 3])
+    got = group_advantages(rewards, groups, baseline="leave_one_out")
+    torch.testing.assert_close(got, torch.tensor([1.0, -1.0, 1.0, -0.5, -0.5]), atol=1e-6, rtol=0)
+
+
+def test_leave_one_out_of_equal_rewards_gives_exact_zeros():
+    rewards = torch.tensor([0.1] * 7 + [0.0, 1.0])
+    for normalize_std in (False, True):
+        got = group_advantages(rewards, torch.tensor([4] * 7 + [1, 1]), normalize_std, baseline="leave_one_out")
+        assert got[:7].tolist() == [0.0] * 7
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_rewards_are_compared_within_their_own_group_alone(baseline):
+    rewards, groups = torch.tensor([1.0, 0.0, 0.5, 0.25]), torch.tensor([0, 0, 1, 1])
+    apart = torch.cat([group_advantages(rewards[half], groups[half], baseline=baseline) for half in (slice(2), slice(2, 4))])
+    assert torch.equal(group_advantages(rewards, groups, baseline=baseline), apart)
+
+
+def test_an_unknown_baseline_is_an_error_that_lists_the_known_ones():
+    with pytest.raises(ValueError, match="baseline is 'median'; it must be one of mean, leave_one_out"):
+        group_advantages(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), baseline="median")
+
+
+@pytest.mark.parametrize(
+    ("credit", "one", "four"),
+    [
+        ("broadcast", [1.0], [1.0, 1.0, 1.0, 1.0]),
+        ("final_only", [1.0], [0.0, 0.0, 0.0, 1.0]),
+        ("split", [1.0], [0.25, 0.25, 0.25, 0.25]),
+    ],
+)
+def test_credit_shares_by_hand(credit, one, four):
+    assert credit_shares(1, credit) == one
+    assert credit_shares(4, credit) == four
+
+
+@pytest.mark.parametrize("num_turns", [1, 2, 3, 7, 1000])
+def test_the_number_of_turns_moves_no_share_but_that_of_split(num_turns):
+    broadcast, final_only, split = (credit_shares(num_turns, credit) for credit in ("broadcast", "final_only", "split"))
+    assert set(broadcast) == {1.0}
+    assert sum(final_only) == final_only[-1] == 1.0
+    assert sum(split) == pytest.approx(1.0, rel=1e-12)
+    assert len(broadcast) == len(final_only) == len(split) == num_turns
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+@pytest.mark.parametrize("credit", ["broadcast", "final_only"])
+def test_the_number_of_turns_moves_no_baseline(credit, baseline):
+    rewards, groups = torch.tensor([1.0, 0.0, 0.0, 0.5]), torch.zeros(4).long()
+    advantages = group_advantages(rewards, groups, baseline=baseline)
+    for counts in ([1, 1, 1, 1], [9, 1, 1, 1], [1, 40, 3, 2]):
+        shares = [credit_shares(count, credit) for count in counts]
+        last = torch.tensor([float(a) * turns[-1] for a, turns in zip(advantages, shares, strict=True)])
+        assert torch.equal(rewards - last, rewards - advantages)
+    # Were baselines taken over turns instead, one more turn would move everyone's.
+    over_turns = group_advantages(rewards.repeat_interleave(torch.tensor([9, 1, 1, 1])), torch.zeros(12).long())
+    assert not torch.allclose(over_turns[-1], advantages[-1], atol=0.1)
+
+
+def test_credit_of_no_turns_or_of_an_unknown_kind_is_an_error():
+    with pytest.raises(ValueError, match="0 turns; it must have at least 1"):
+        credit_shares(0, "split")
+    with pytest.raises(ValueError, match="credit is 'discounted'; it must be one of broadcast, final_only, split"):
+        credit_shares(3, "discounted")

@@ -1,4 +1,4 @@
-"""The gradient of a fixed batch does not depend on the number of ranks or on how the batch is cut.
+"""The gradient of a fixed batch does not depend on the number of ranks or on how the batch is cut, for any loss.
 
 The ranks are real processes under torchrun with real DeepSpeed ZeRO-3; the yardstick is plain autograd on the whole batch.
 """
@@ -10,66 +10,100 @@ from pathlib import Path
 import pytest
 import torch
 
+from memrl.config import RLOptions
 from memrl.model import PackedContext
 from memrl.model.loader import from_scratch
+from memrl.rl.aggregation import token_weights
 from memrl.rl.loss import policy_loss
+from memrl.rl.mismatch import correction
 from memrl.rl.packing import pack_turns
 
 from .workers import gradients as worker
 
 SCRIPT = Path(worker.__file__)
+SETUPS = {
+    "two ranks, many micro-batches, all weights partitioned": (2, 120, 0, 2),
+}
+SLOW_SETUPS = {
+    "one rank, one micro-batch": (1, 10**6, 100_000, 0),
+    "one rank, many micro-batches, another order": (1, 60, 100_000, 1),
+    "three ranks": (3, 200, 1000, 3),
+}
 
 
-def launch(out: Path, ranks: int, micro_batch_tokens: int, persistence_threshold: int) -> dict:
+def launch(out: Path, ranks: int, *arguments: int) -> dict:
     command = [sys.executable]
     if ranks > 1:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    command += [str(SCRIPT), str(out), str(micro_batch_tokens), str(persistence_threshold)]
+    command += [str(SCRIPT), str(out), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert out.exists(), done.stderr[-3000:]
     return torch.load(out)
 
 
-@pytest.fixture(scope="module")
-def plain() -> dict[str, torch.Tensor]:
-    """Gradients by autograd alone: one micro-batch, one process, no DeepSpeed."""
-    turns = [turn for group in worker.make_groups().values() for turn in group]
+def plain_gradients(rl: RLOptions) -> dict[str, torch.Tensor]:
+    """By autograd alone: one micro-batch, one process, no DeepSpeed."""
+    turns = worker.make_turns()
+    lens, trajectories, groups = (
+        torch.tensor(column)
+        for column in zip(*((len(t.turn.response_ids), t.trajectory_id, t.group_id) for t in turns), strict=True)
+    )
+    weights, count = token_weights(rl.aggregation, lens, trajectories, groups, rl.aggregation_tokens)
+    for turn, weight in zip(turns, weights.tolist(), strict=True):
+        turn.weight = weight / count
     [batch] = pack_turns(turns, 10**9)
     model = from_scratch(worker.CONFIG, seed=0).train()
     context = PackedContext(batch.seq_lens)
-    logprobs, _ = model(batch.ids, context, batch.select, batch.targets)
-    with torch.no_grad():
-        reference, _ = worker.reference_model()(batch.ids, context, batch.select, batch.targets)
-    rl = worker.RL
+    logprobs, entropies = model(batch.ids, context, batch.select, batch.targets)
+    old, fixed = batch.sampler_logprobs, None
+    if rl.mismatch != "off":
+        old = logprobs.detach()
+        fixed = correction(old, batch.sampler_logprobs, batch.turn_index, rl.mismatch, rl.mismatch_bound)
+    reference = None
+    if rl.kl_coef:
+        with torch.no_grad():
+            reference = worker.FrozenStart().logprobs(batch, context, 1.0)
     loss, _ = policy_loss(
         logprobs,
-        batch.old_logprobs,
+        old,
         batch.advantages,
         reference,
-        num_tokens=batch.num_tokens,
+        weights=batch.weights,
+        turn_index=batch.turn_index,
+        entropies=entropies,
+        correction=fixed,
+        kind=rl.loss,
         clip_low=rl.clip_low,
         clip_high=rl.clip_high,
         dual_clip=rl.dual_clip,
         kl_coef=rl.kl_coef,
+        kl_estimator=rl.kl_estimator,
+        entropy_coef=rl.entropy_coef,
     )
     loss.backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
+@pytest.fixture(scope="module")
+def plain() -> dict[str, dict[str, torch.Tensor]]:
+    return {name: plain_gradients(rl) for name, rl in worker.CASES.items()}
+
+
 @pytest.mark.parametrize(
-    ("ranks", "micro_batch_tokens", "persistence_threshold"),
-    [(1, 10**6, 100_000), (2, 120, 0)],
-    ids=["one rank, one micro-batch", "two ranks, many micro-batches, all weights partitioned"],
+    "setup",
+    [pytest.param(setup, id=name) for name, setup in SETUPS.items()]
+    + [pytest.param(setup, id=name, marks=pytest.mark.slow) for name, setup in SLOW_SETUPS.items()],
 )
-def test_gradient_equals_plain_autograd(tmp_path, plain, ranks, micro_batch_tokens, persistence_threshold):
-    result = launch(tmp_path / "out.pt", ranks, micro_batch_tokens, persistence_threshold)
-    assert result["gradients"].keys() == plain.keys()
-    for name, expected in plain.items():
-        error = (result["gradients"][name] - expected).norm() / expected.norm()
-        assert error < 1e-5, f"{name}: relative error {error:.2e}"
-    norm = torch.stack([gradient.norm() for gradient in plain.values()]).norm().item()
-    assert result["grad_norm"] == pytest.approx(norm, rel=1e-5)
-    assert result["lr"] == worker.OPTIM.lr
-    start = from_scratch(worker.CONFIG, seed=0).state_dict()
-    moved = (result["weights"]["model.norm.weight"] - start["model.norm.weight"]).abs().max()
-    assert 0.5 * worker.OPTIM.lr < moved < 2 * worker.OPTIM.lr
+def test_gradients_equal_plain_autograd(tmp_path, plain, setup):
+    results = launch(tmp_path / "out.pt", *setup)
+    assert results.keys() == plain.keys()
+    for case, expected in plain.items():
+        gradients = results[case]["gradients"]
+        assert gradients.keys() == expected.keys()
+        whole = torch.cat([gradient.flatten() for gradient in expected.values()])
+        error = torch.cat([(gradients[name] - expected[name]).flatten() for name in expected]).norm() / whole.norm()
+        assert error < 1e-6, f"{case}: relative error {error:.2e}"
+        for name, gradient in expected.items():
+            error = (gradients[name] - gradient).norm() / gradient.norm()
+            assert error < 1e-5, f"{case}: {name}: relative error {error:.2e}"
+        assert results[case]["grad_norm"] == pytest.approx(whole.norm().item(), rel=1e-5)

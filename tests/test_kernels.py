@@ -1,4 +1,4 @@
-"""Every operation but attention against a formula written out naively in fp64: values, gradients, bf16, awkward shapes."""
+"""Norm, activation and rotation against a formula written out naively in fp64: values, gradients, bf16, awkward shapes."""
 
 import math
 
@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-import kernels.logprob
-from kernels import apply_rope, rms_norm, swiglu, token_logprobs
+from kernels import apply_rope, rms_norm, swiglu
 
 BF16 = {"rtol": 2e-2, "atol": 2e-2}
 FP32 = {"rtol": 1e-4, "atol": 1e-5}
@@ -117,85 +116,3 @@ def test_apply_rope_makes_scores_depend_on_distance_alone():
     scores = [(at(q, p + 4) * at(k, p)).sum() for p in (0, 3, 1000)]
     torch.testing.assert_close(scores[1:], [scores[0]] * 2)
     assert (at(q, 5) * at(k, 0)).sum() != scores[0]
-
-
-# ---- token_logprobs
-
-
-def naive_log_p(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    logits = torch.stack([(weight * row).sum(-1) for row in hidden]) / temperature
-    top = logits.max(-1, keepdim=True).values
-    return logits - top - (logits - top).exp().sum(-1, keepdim=True).log()
-
-
-TARGETS = torch.tensor([2, 0, 10, 10, 7])
-
-
-@pytest.fixture
-def chunks_of_two(monkeypatch):
-    """Vocabularies of 11 are taken two rows at a time."""
-    monkeypatch.setattr(kernels.logprob, "CHUNK_ELEMENTS", 22)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.3, 2.5])
-@pytest.mark.parametrize("chunked", [False, True])
-def test_token_logprobs_are_the_formula(chunked, temperature, request):
-    if chunked:
-        request.getfixturevalue("chunks_of_two")
-    hidden, weight = normal(5, 6), normal(11, 6, seed=1)
-    check_against(
-        lambda h, w: naive_log_p(h, w, temperature)[torch.arange(5), TARGETS],
-        lambda h, w: token_logprobs(h, w, TARGETS, temperature)[0],
-        [hidden, weight],
-    )
-    log_p = naive_log_p(hidden, weight, temperature)
-    entropies = token_logprobs(hidden.float(), weight.float(), TARGETS, temperature)[1]
-    torch.testing.assert_close(entropies.double(), -(log_p.exp() * log_p).sum(-1), **FP32)
-
-
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5])
-def test_chunked_logprobs_and_gradients_equal_those_of_one_chunk(num_rows, monkeypatch):
-    results = []
-    for limit in (1_000, 22):
-        monkeypatch.setattr(kernels.logprob, "CHUNK_ELEMENTS", limit)
-        hidden = normal(num_rows, 6, dtype=torch.float32).requires_grad_()
-        weight = normal(11, 6, seed=1, dtype=torch.float32).requires_grad_()
-        logprobs, entropies = token_logprobs(hidden, weight, TARGETS[:num_rows], 0.7)
-        assert logprobs.requires_grad and not entropies.requires_grad
-        (logprobs * torch.arange(1, num_rows + 1)).sum().backward()
-        results.append([logprobs.detach(), entropies, hidden.grad, weight.grad])
-    for whole, chunked in zip(*results, strict=True):
-        assert whole.abs().max() > 0
-        torch.testing.assert_close(chunked, whole, rtol=1e-6, atol=1e-6)
-
-
-def test_token_logprobs_take_at_least_one_row_at_a_time(monkeypatch):
-    monkeypatch.setattr(kernels.logprob, "CHUNK_ELEMENTS", 1)
-    hidden, weight = normal(5, 6, dtype=torch.float32), normal(11, 6, seed=1, dtype=torch.float32)
-    rows = [token_logprobs(hidden[i : i + 1], weight, TARGETS[i : i + 1])[0] for i in range(5)]
-    torch.testing.assert_close(token_logprobs(hidden, weight, TARGETS)[0], torch.cat(rows))
-
-
-@pytest.mark.usefixtures("chunks_of_two")
-def test_token_logprobs_of_bf16_weights_are_fp32():
-    hidden = normal(5, 6, dtype=torch.bfloat16).requires_grad_()
-    weight = normal(11, 6, seed=1, dtype=torch.bfloat16).requires_grad_()
-    logprobs, entropies = token_logprobs(hidden, weight, TARGETS)
-    assert logprobs.dtype == entropies.dtype == torch.float32
-    exact = naive_log_p(hidden.double(), weight.double(), 1.0)[torch.arange(5), TARGETS]
-    torch.testing.assert_close(logprobs.double(), exact, rtol=2e-2, atol=4e-2)
-    # The product of bf16 tensors is bf16; nothing after it may be.
-    log_p = (hidden @ weight.T).double().log_softmax(-1)
-    torch.testing.assert_close(logprobs.double(), log_p[torch.arange(5), TARGETS], rtol=0, atol=1e-5)
-    torch.testing.assert_close(entropies.double(), -(log_p.exp() * log_p).sum(-1), rtol=0, atol=1e-5)
-    logprobs.sum().backward()
-    assert hidden.grad.dtype == torch.bfloat16 and weight.grad.abs().max() > 0
-
-
-def test_token_logprobs_survive_extreme_logits():
-    hidden, weight = torch.tensor([[1.0]]), torch.tensor([[1e4], [0.0], [-1e4]])
-    for target, expected in ((0, 0.0), (1, -1e4), (2, -2e4)):
-        logprobs, entropies = token_logprobs(hidden, weight, torch.tensor([target]))
-        assert logprobs.item() == expected and entropies.item() == 0
-    uniform = token_logprobs(torch.zeros(1, 4), torch.ones(8, 4), torch.tensor([3]))
-    assert [t.item() for t in uniform] == pytest.approx([-math.log(8), math.log(8)])

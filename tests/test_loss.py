@@ -1,4 +1,7 @@
-"""The policy loss: every branch in closed form, its gradients, and an independent version in numpy."""
+"""The policy loss: every branch in closed form, its gradients, and an independent version in numpy.
+
+Every combination of loss, estimator and aggregation is compared with loops and finite differences in `test_aggregation.py`.
+"""
 
 import math
 
@@ -6,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from memrl.rl.loss import MAX_LOG_RATIO, k3, policy_loss
+from memrl.rl.loss import KL_ESTIMATORS, LOSSES, MAX_LOG_RATIO, estimate_kl, k1, k3, policy_loss
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.3}
+RATIOS_OF_THE_LOSS = {"ppo": {"clip_frac", "dual_clip_frac"}, "gspo": {"clip_frac", "dual_clip_frac"}, "cispo": {"clip_frac"}}
 
 
 def leaf(values, dtype=torch.float64):
@@ -233,12 +237,15 @@ def test_the_denominator_scales_loss_and_gradient_and_not_the_metrics():
 
 
 @pytest.mark.parametrize("dual_clip", [3.0, None])
+@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("estimator", KL_ESTIMATORS)
 @pytest.mark.parametrize("difference", [1e4, 100.0, 89.0, -89.0, -100.0, -1e4])
-def test_extreme_log_ratios_stay_finite(difference, dual_clip):
+def test_extreme_log_ratios_stay_finite(difference, estimator, kind, dual_clip):
     old = torch.tensor([-3.0, -3.0, -3.0])
     logprobs = (old + difference).requires_grad_()
     advantages = torch.tensor([1.0, -1.0, 0.0])
-    loss, metrics = policy_loss(logprobs, old, advantages, old, num_tokens=3, dual_clip=dual_clip)
+    options = {"kind": kind, "kl_estimator": estimator, "dual_clip": dual_clip, "turn_index": torch.tensor([0, 0, 1])}
+    loss, metrics = policy_loss(logprobs, old, advantages, old, num_tokens=3, **options)
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(logprobs.grad).all()
@@ -262,13 +269,18 @@ def test_inputs_are_never_written_to():
         assert torch.equal(values.detach(), copy)
 
 
-@pytest.mark.parametrize("with_ref", [True, False])
-def test_no_tokens_give_zero_loss_with_a_graph(with_ref):
+@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("estimator", [None, *KL_ESTIMATORS])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_no_tokens_give_zero_loss_with_a_graph(weighted, estimator, kind):
     # A rank without tokens still has to call backward, because ZeRO-3 gathers weights in it.
     weight = torch.ones(3, requires_grad=True)
     none = torch.zeros(0)
     logprobs = (weight * 2)[:0]
-    loss, metrics = policy_loss(logprobs, none, none, none if with_ref else None, num_tokens=5)
+    options = {"weights": none} if weighted else {"num_tokens": 5}
+    options |= {"entropies": (weight * 3)[:0], "correction": none, "turn_index": none.long(), "entropy_coef": 0.1}
+    ref = {} if estimator is None else {"ref_logprobs": none, "kl_estimator": estimator}
+    loss, metrics = policy_loss(logprobs, none, none, **ref, **options, kind=kind)
     loss.backward()
     assert loss.item() == 0
     assert weight.grad.tolist() == [0.0, 0.0, 0.0]
@@ -293,3 +305,226 @@ def test_metrics_are_sums_over_tokens():
     for name, value in expected.items():
         assert metrics[name].dtype == torch.float64
         assert metrics[name].item() == pytest.approx(value, rel=1e-12)
+
+
+# kind, ratio, advantage -> value and d loss / d logprob at logprob -2, with clip_high 0.3
+BRANCHES_OF_OTHERS = {
+    "cispo, below the bound": ("cispo", 1.25, 1.5, 1.25 * 1.5 * 2, -1.25 * 1.5),
+    "cispo, far below: no lower bound": ("cispo", 0.01, 1.5, 0.01 * 1.5 * 2, -0.01 * 1.5),
+    "cispo, just above the bound": ("cispo", 1.35, 1.5, 1.3 * 1.5 * 2, -1.3 * 1.5),
+    "cispo, above: the weight is clipped, the gradient stays": ("cispo", 4.0, 1.5, 1.3 * 1.5 * 2, -1.3 * 1.5),
+    "cispo, A<0, below": ("cispo", 0.5, -1.5, -0.5 * 1.5 * 2, 0.5 * 1.5),
+    "cispo, A<0, above: the same bound, no dual clip": ("cispo", 50.0, -1.5, -1.3 * 1.5 * 2, 1.3 * 1.5),
+    "cispo, A=0": ("cispo", 4.0, 0.0, 0.0, 0.0),
+    "reinforce, any ratio": ("reinforce", 50.0, 1.5, 1.5 * 2, -1.5),
+    "reinforce, A<0": ("reinforce", 0.01, -1.5, -1.5 * 2, 1.5),
+}
+
+
+@pytest.mark.parametrize("branch", BRANCHES_OF_OTHERS)
+def test_value_and_gradient_of_cispo_and_reinforce(branch):
+    kind, ratio, advantage, value, gradient = BRANCHES_OF_OTHERS[branch]
+    logprobs = leaf([-2.0])
+    old = constant([-2.0 - math.log(ratio)])
+    loss, metrics = policy_loss(logprobs, old, constant([advantage]), num_tokens=1, kind=kind, **CLIP)
+    loss.backward()
+    assert loss.item() == pytest.approx(value, rel=1e-12, abs=1e-12)
+    assert logprobs.grad.item() == pytest.approx(gradient, rel=1e-12, abs=1e-12)
+    assert metrics["pg_loss"].item() == pytest.approx(value, rel=1e-12, abs=1e-12)
+    assert metrics["ratio"].item() == pytest.approx(ratio, rel=1e-12)
+    assert "clip_frac" not in metrics or metrics["clip_frac"].item() == (ratio > 1.3)
+
+
+@pytest.mark.parametrize("branch", BRANCHES)
+def test_gspo_treats_a_turns_ratio_as_ppo_treats_a_tokens(branch):
+    advantage, ratio, dual_clip, value, gradient = BRANCHES[branch]
+    # Three tokens far apart whose geometric mean is the ratio, between the tokens of another turn.
+    spread = [math.log(ratio) + shift for shift in (1.7, -0.5, -1.2)]
+    logprobs = leaf([-4.0, -5.0 + spread[0], -5.0 + spread[1], -4.0, -5.0 + spread[2]])
+    old = constant([-4.0, -5.0, -5.0, -4.0, -5.0])
+    loss, metrics = policy_loss(
+        logprobs,
+        old,
+        constant([0.0, advantage, advantage, 0.0, advantage]),
+        num_tokens=1,
+        turn_index=torch.tensor([0, 1, 1, 0, 1]),
+        kind="gspo",
+        dual_clip=dual_clip,
+        **CLIP,
+    )
+    loss.backward()
+    assert loss.item() == pytest.approx(3 * value, rel=1e-12, abs=1e-12)
+    # Each token's surrogate moves all three logprobs by a third.
+    np.testing.assert_allclose(logprobs.grad, np.array([0, 1, 1, 0, 1]) * gradient, rtol=1e-12, atol=1e-12)
+    assert metrics["ratio"].item() == pytest.approx(2 + 3 * ratio, rel=1e-12)
+    is_dual = dual_clip is not None and advantage < 0 and ratio > dual_clip
+    assert metrics["dual_clip_frac"].item() == 3 * is_dual
+    assert metrics["clip_frac"].item() == 3 * (gradient == 0 and advantage != 0 and not is_dual)
+
+
+def test_gspo_of_turns_of_one_token_is_ppo():
+    now, old, advantages, ref = random_batch(200, seed=3)
+    options = {"num_tokens": 200, "dual_clip": 1.5, "turn_index": torch.arange(200).flip(0), **CLIP}
+    gradients = []
+    for kind in ("ppo", "gspo"):
+        logprobs = now.clone().requires_grad_()
+        policy_loss(logprobs, old, advantages, ref, kind=kind, **options)[0].backward()
+        gradients.append(logprobs.grad)
+    torch.testing.assert_close(*gradients, atol=1e-15, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_on_policy_every_kind_has_the_gradient_of_reinforce(kind):
+    old = constant([-0.1, -2.0, -7.5, 0.0])
+    logprobs = old.clone().requires_grad_()
+    # Within a turn all tokens carry the same, so a turn's mean ratio moves each of them as its own would.
+    advantages = constant([0.5, -1.25, -1.25, 0.5])
+    policy_loss(logprobs, old, advantages, num_tokens=10, kind=kind, turn_index=torch.tensor([0, 1, 1, 0]))[0].backward()
+    torch.testing.assert_close(logprobs.grad, -advantages / 10, atol=1e-15, rtol=0)
+
+
+def categorical(seed):
+    """Logits with gradient and a fixed reference over 6 outcomes, fp64, all outcomes as the batch, and their probabilities."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(6, generator=generator, dtype=torch.float64, requires_grad=True)
+    ref = torch.randn(6, generator=generator, dtype=torch.float64).log_softmax(0)
+    return logits, logits.log_softmax(0), ref, logits.detach().softmax(0)
+
+
+def gradient_of(value, logits):
+    return torch.autograd.grad(value, [logits], retain_graph=True)[0]
+
+
+# estimator -> the divergence whose gradient is its expected gradient on samples from the policy
+DIRECTIONS = {"k1": "policy || reference", "k2": "policy || reference", "k3": "reference || policy"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("estimator", DIRECTIONS)
+def test_the_expected_gradient_of_each_estimator_is_that_of_a_kl(estimator, seed):
+    logits, logprobs, ref, probabilities = categorical(seed)
+    divergences = {
+        "policy || reference": (logprobs.exp() * (logprobs - ref)).sum(),
+        "reference || policy": (ref.exp() * (ref - logprobs)).sum(),
+    }
+    # The expectation over samples: every outcome once, weighed by how often the policy draws it.
+    zeros = torch.zeros(6, dtype=torch.float64)
+    loss, _ = policy_loss(logprobs, logprobs.detach(), zeros, ref, weights=probabilities, kl_coef=1.0, kl_estimator=estimator)
+    expected = gradient_of(divergences.pop(DIRECTIONS[estimator]), logits)
+    torch.testing.assert_close(gradient_of(loss, logits), expected, atol=1e-14, rtol=1e-12)
+    (other,) = divergences.values()
+    assert (gradient_of(loss, logits) - gradient_of(other, logits)).abs().max() > 1e-2
+
+
+def test_the_expected_values_of_k1_and_k3_are_the_kl_and_k2s_is_not():
+    _, logprobs, ref, probabilities = categorical(seed=9)
+    kl = (probabilities * (logprobs - ref)).sum().item()
+    values = {name: (probabilities * estimate_kl(name, logprobs, ref)).sum().item() for name in KL_ESTIMATORS}
+    assert values["k1"] == pytest.approx(kl, rel=1e-12)
+    assert values["k3"] == pytest.approx(kl, rel=1e-12)
+    assert abs(values["k2"] - kl) > 0.05
+
+
+def test_k1_differentiated_as_it_stands_would_pull_nowhere():
+    logits, logprobs, ref, probabilities = categorical(seed=0)
+    naive = (probabilities * (logprobs - ref)).sum()
+    torch.testing.assert_close(gradient_of(naive, logits), torch.zeros(6, dtype=torch.float64), atol=1e-15, rtol=0)
+    assert gradient_of((probabilities * k1(logprobs, ref)).sum(), logits).abs().max() > 0.1
+
+
+def test_value_and_gradient_of_k1_and_k2_by_hand():
+    differences = [-30.0, -0.5, 0.0, 1e-3, 3.0, 30.0]
+    for estimator, power in (("k1", 1), ("k2", 2)):
+        logprobs, ref = leaf([-40.0 + d for d in differences]), constant([-40.0] * 6)
+        kl = estimate_kl(estimator, logprobs, ref)
+        kl.sum().backward()
+        torch.testing.assert_close(kl.detach(), constant([d**power / power for d in differences]), atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(logprobs.grad, constant(differences), atol=1e-12, rtol=1e-12)
+
+
+def test_k3_beyond_its_cut_is_constant():
+    logprobs = leaf([-30.0, -5.0])
+    kl = k3(logprobs, constant([-5.0, -30.0]))
+    kl.sum().backward()
+    torch.testing.assert_close(kl.detach(), constant([math.exp(10) - 11, math.exp(-10) + 9]), rtol=1e-12, atol=0)
+    assert logprobs.grad.tolist() == [0.0, 0.0]
+
+
+def test_the_entropy_bonus_pushes_the_entropy_up_by_its_weight():
+    logits = leaf([0.5, -1.0, 2.0])
+    logprobs = logits.log_softmax(0)
+    entropy = -(logprobs.exp() * logprobs).sum()
+    now, old = logprobs[:2], logprobs[:2].detach()
+    options = {"weights": constant([0.25, 0.5]), "entropies": entropy.expand(2)}
+    without, _ = policy_loss(now, old, constant([1.0, -1.0]), **options)
+    with_bonus, _ = policy_loss(now, old, constant([1.0, -1.0]), **options, entropy_coef=0.1)
+    assert (with_bonus - without).item() == pytest.approx(-0.1 * 0.75 * entropy.item(), rel=1e-12)
+    difference = gradient_of(with_bonus, logits) - gradient_of(without, logits)
+    torch.testing.assert_close(difference, -0.075 * gradient_of(entropy, logits), atol=1e-15, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_correction_weighs_the_policy_gradient_alone(kind):
+    now, old, advantages, ref = random_batch(30, seed=9)
+    now.requires_grad_()
+    options = {"num_tokens": 7, "kind": kind, "turn_index": torch.arange(30) // 3}
+    options |= {"entropies": torch.rand(30).double(), "entropy_coef": 0.3, "kl_coef": 0.2}
+    correction = torch.tensor([2.0, 2.0, 2.0] * 5 + [0.0] * 15, dtype=torch.float64, requires_grad=True)
+    loss, metrics = policy_loss(now, old, advantages, ref, correction=correction, **options)
+    # Corrections that are equal within a turn are the same as advantages multiplied by them.
+    expected, plain = policy_loss(now, old, advantages * correction.detach(), ref, **options)
+    assert torch.autograd.grad(loss, [correction], retain_graph=True, allow_unused=True) == (None,)
+    torch.testing.assert_close(loss, expected, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(*(torch.autograd.grad(x, [now])[0] for x in (loss, expected)), atol=1e-12, rtol=1e-12)
+    assert metrics["pg_loss"].item() == pytest.approx(plain["pg_loss"].item(), rel=1e-12)
+    for name in ("kl", "approx_kl", "ratio"):
+        assert metrics[name] == plain[name]
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_equal_weights_are_a_denominator(kind):
+    now, old, advantages, ref = random_batch(40, seed=10)
+    now.requires_grad_()
+    options = {"kind": kind, "turn_index": torch.arange(40) // 4}
+    one, one_metrics = policy_loss(now, old, advantages, ref, num_tokens=160, **options)
+    other, other_metrics = policy_loss(now, old, advantages, ref, weights=constant([1 / 160] * 40), **options)
+    torch.testing.assert_close(other, one, atol=1e-15, rtol=1e-12)
+    torch.testing.assert_close(*(torch.autograd.grad(x, [now])[0] for x in (other, one)), atol=1e-15, rtol=1e-12)
+    assert one_metrics == other_metrics
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_every_kind_reports_the_metrics_that_make_sense_for_it(kind):
+    now, old, advantages, ref = (values.requires_grad_() for values in random_batch(12, seed=11))
+    loss, metrics = policy_loss(now, old, advantages, ref, num_tokens=12, kind=kind, turn_index=torch.arange(12) // 5)
+    assert set(metrics) == {"pg_loss", "approx_kl", "ratio", "kl"} | RATIOS_OF_THE_LOSS.get(kind, set())
+    assert loss.requires_grad
+    assert not any(value.requires_grad for value in metrics.values())
+
+
+def test_inputs_that_are_missing_or_too_many_are_errors():
+    x = torch.zeros(3)
+    with pytest.raises(ValueError, match="exactly one"):
+        policy_loss(x, x, x)
+    with pytest.raises(ValueError, match="exactly one"):
+        policy_loss(x, x, x, num_tokens=3, weights=x)
+    with pytest.raises(ValueError, match="gspo needs turn_index"):
+        policy_loss(x, x, x, num_tokens=3, kind="gspo")
+    with pytest.raises(ValueError, match=r"entropy_coef is 0\.1, but there are no entropies"):
+        policy_loss(x, x, x, num_tokens=3, entropy_coef=0.1)
+
+
+def test_unknown_names_are_errors_that_list_the_known_ones():
+    x = torch.zeros(3)
+    with pytest.raises(ValueError, match="loss is 'grpo'; it must be one of ppo, cispo, gspo, reinforce"):
+        policy_loss(x, x, x, num_tokens=3, kind="grpo")
+    with pytest.raises(ValueError, match="kl_estimator is 'k4'; it must be one of k1, k2, k3"):
+        policy_loss(x, x, x, x, num_tokens=3, kl_estimator="k4")
+
+
+@pytest.mark.parametrize("name", ["old_logprobs", "advantages", "ref_logprobs", "weights", "entropies", "correction"])
+@pytest.mark.parametrize("shape", [(1,), (3, 1), ()])
+def test_a_shape_that_would_broadcast_is_an_error_that_names_it(name, shape):
+    inputs = dict.fromkeys(("old_logprobs", "advantages", "ref_logprobs", "weights", "entropies", "correction"), torch.zeros(3))
+    with pytest.raises(ValueError, match=f"{name} .* must be equal and flat"):
+        policy_loss(torch.zeros(3), **inputs | {name: torch.zeros(shape)})

@@ -55,6 +55,7 @@ def test_the_docstrings_example():
     assert batch.targets.tolist() == [f, c, d]
     torch.testing.assert_close(batch.old_logprobs, torch.tensor([-0.3, -0.1, -0.2]), atol=0, rtol=0)
     assert batch.advantages.tolist() == [-1.0, 0.5, 0.5]
+    assert batch.turn_index.tolist() == [0, 1, 1]
     assert batch.num_tokens == 3
     dtypes = [
         batch.ids.dtype,
@@ -136,7 +137,7 @@ def test_moving_a_micro_batch_keeps_everything():
     (batch,) = pack_turns(make_turns([(3, 2), (1, 1)]), 20)
     moved = batch.to("meta")
     assert moved.seq_lens == batch.seq_lens
-    for name in ("ids", "select", "targets", "old_logprobs", "advantages"):
+    for name in ("ids", "select", "targets", "turn_index", "old_logprobs", "advantages", "weights"):
         assert getattr(moved, name).device.type == "meta"
         assert getattr(batch, name).device.type == "cpu"
 

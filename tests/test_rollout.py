@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from memrl.agents import AgentConfig
+from memrl.config import RLOptions
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import Transformer
 from memrl.prompts import Prompts
 from memrl.rewards import score
-from memrl.rl.rollout import assign_advantages, collect_groups
+from memrl.rl.rollout import assign_advantages, collect_groups, collect_step
 from memrl.sampler import Sampler
 from memrl.types import Group, Sample, Trajectory, Turn
 from tests.test_tokenizer import character_tokenizer
@@ -22,6 +23,21 @@ SAMPLES = {
     2: Sample("c", "who", "a document of some length", ("x",)),  # equal to group 0 in every word
     7: Sample("d", "when", "", ("z",)),
 }
+
+
+class StrictRewards:
+    """The strict verifier, without processes."""
+
+    async def score(self, trajectory, sample):
+        score(trajectory, sample)
+
+
+class ParityRewards:
+    """Something that a random model's trajectories differ in: whether the answer's ids sum to an even number."""
+
+    async def score(self, trajectory, sample):
+        score(trajectory, sample)
+        trajectory.reward = float(sum(trajectory.turns[-1].response_ids) % 2 == 0 or sample.id == "never")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +53,7 @@ def make_llm(tiny_config, randomize, tokenizer):
 
 
 def collect(llm, samples=SAMPLES, seed=3, step=5, group_size=3):
-    return collect_groups(llm, samples, AGENT, group_size=group_size, seed=seed, step=step)
+    return collect_groups(llm, samples, AGENT, StrictRewards(), group_size=group_size, seed=seed, step=step)
 
 
 def by_group(groups):
@@ -64,6 +80,10 @@ def finished_group(group_id, rewards, num_memory_turns=2):
     return Group(
         group_id, Sample("s", "q", ""), [Trajectory([replace(t) for t in turns], reward=r) for r in rewards]
     )
+
+
+def assign(groups, **options):
+    return assign_advantages(groups, RLOptions(**options), AGENT)
 
 
 # Collecting
@@ -134,11 +154,54 @@ def test_the_reward_is_the_strict_score():
             assert trajectory.scores["lenient"] == lenient
 
 
+# Dynamic sampling
+
+
+class Questions:
+    """Those of slot 1 have no signal before the second round, those of slot 2 never."""
+
+    def sample(self, step, index, round_number=0):
+        flat = index == 2 or (index == 1 and round_number < 2)
+        return Sample("never" if flat else f"{step} {index} {round_number}", "who", "a document", ("x",))
+
+
+def collect_dynamically(llm, rounds, slots=range(4)):
+    rl = RLOptions(prompts_per_step=4, group_size=12, dynamic_rounds=rounds)
+    return collect_step(llm, Questions(), AGENT, ParityRewards(), rl, seed=3, step=5, slots=slots)
+
+
+def test_groups_without_signal_give_their_place_to_fresh_questions(make_llm):
+    collected = collect_dynamically(make_llm(), rounds=3)
+    assert [group.id for group in collected.groups] == [0, 1, 2, 3]
+    assert [group.sample.id for group in collected.groups] == ["5 0 0", "5 1 2", "never", "5 3 0"]
+    assert [group.id for group in collected.replaced] == [1, 2, 1, 2, 2]
+    draws = [str(by_group([group])) for group in collected.groups + collected.replaced]
+    assert len(set(draws)) == len(draws)  # a replacement draws its own numbers
+
+
+def test_without_rounds_nothing_is_replaced_and_every_group_is_the_first_drawn(make_llm):
+    once, dynamic = collect_dynamically(make_llm(), rounds=0), collect_dynamically(make_llm(), rounds=3)
+    assert once.replaced == []
+    assert by_group(once.groups[::3]) == by_group(dynamic.groups[::3])
+
+
+def test_replacements_do_not_depend_on_the_ranks(make_llm):
+    whole = collect_dynamically(make_llm(), rounds=2)
+    even, odd = (collect_dynamically(make_llm(), 2, slots).groups for slots in ([0, 2], [1, 3]))
+    assert by_group(sorted(even + odd, key=lambda group: group.id)) == by_group(whole.groups)
+
+
+def test_what_stays_without_signal_after_the_last_round_is_left_out():
+    groups = [finished_group(0, [1.0, 1.0]), finished_group(1, [1.0, 0.0])]
+    turns = assign(groups, dynamic_rounds=1)
+    assert {group_id: len(items) for group_id, items in turns.items()} == {0: 0, 1: 6}
+
+
 # Advantages
 
 
 def test_an_advantage_falls_on_every_turn_of_its_trajectory():
-    turns = assign_advantages([finished_group(4, [1.0, 0.0]), finished_group(2, [0.0, 0.0, 3.0])])
+    turns = assign([finished_group(4, [1.0, 0.0]), finished_group(2, [0.0, 0.0, 3.0])])
     assert list(turns) == [4, 2]
     assert [item.advantage for item in turns[4]] == [0.5] * 3 + [-0.5] * 3
     assert [item.advantage for item in turns[2]] == [-1.0] * 6 + [2.0] * 3
@@ -147,17 +210,65 @@ def test_an_advantage_falls_on_every_turn_of_its_trajectory():
 def test_training_turns_are_the_trajectories_own_turns_in_order():
     group = finished_group(0, [1.0, 0.0])
     expected = [turn for trajectory in group.trajectories for turn in trajectory.turns]
-    assert [id(item.turn) for item in assign_advantages([group])[0]] == [id(turn) for turn in expected]
+    assert [id(item.turn) for item in assign([group])[0]] == [id(turn) for turn in expected]
 
 
 def test_final_only_credit_leaves_memory_turns_at_zero():
-    turns = assign_advantages([finished_group(0, [1.0, 0.0])], credit="final_only")[0]
+    turns = assign([finished_group(0, [1.0, 0.0])], credit="final_only")[0]
     assert [item.turn.kind for item in turns] == ["memory", "memory", "answer"] * 2
     assert [item.advantage for item in turns] == [0.0, 0.0, 0.5, 0.0, 0.0, -0.5]
 
 
+def test_split_credit_divides_the_advantage_over_the_turns():
+    turns = assign([finished_group(0, [1.0, 0.0])], credit="split")[0]
+    assert [item.advantage for item in turns] == pytest.approx([0.5 / 3] * 3 + [-0.5 / 3] * 3)
+
+
+def test_the_other_rollouts_can_be_the_baseline():
+    turns = assign([finished_group(0, [3.0, 0.0, 0.0], 0)], baseline="leave_one_out")[0]
+    assert [item.advantage for item in turns] == [3.0, -1.5, -1.5]
+
+
+def test_every_turn_knows_its_group_and_its_trajectory():
+    turns = assign([finished_group(4, [1.0, 0.0], 1), finished_group(2, [0.0, 1.0], 1)])
+    assert [item.group_id for item in turns[4] + turns[2]] == [4] * 4 + [2] * 4
+    assert [item.trajectory_id for item in turns[4] + turns[2]] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+# Overlong turns; the agent's caps are 6 tokens of memory and 4 of answer
+
+
+def overlong_group():
+    group = finished_group(0, [1.0, 1.0], 2)
+    cut = group.trajectories[0].turns[1]
+    cut.response_ids, cut.response_logprobs, cut.finish_reason = [2] * 6, [-1.0] * 6, "length"
+    return group
+
+
+def test_a_memory_at_its_cap_costs_reward_where_there_is_a_buffer():
+    group = overlong_group()
+    turns = assign([group], overlong_buffer_memory=2, overlong_penalty=0.4)[0]
+    assert [t.penalty for t in group.trajectories] == pytest.approx([-0.2, 0.0])  # one of two memory turns
+    assert [t.advantage for t in group.trajectories] == pytest.approx([-0.1, 0.1])
+    assert [t.reward for t in group.trajectories] == [1.0, 1.0]
+    assert {item.advantage for item in turns[:3]} == {turns[0].advantage}
+    assert {item.advantage for item in assign([overlong_group()])[0]} == {0.0}
+
+
+def test_a_group_has_signal_by_its_rewards_before_any_penalty():
+    options = {"overlong_buffer_memory": 2, "overlong_penalty": 0.4}
+    assert assign([overlong_group()], drop_flat_groups=True, **options)[0] == []
+
+
+@pytest.mark.parametrize(("kinds", "left"), [("none", 6), ("memory", 5), ("answer", 6), ("all", 5)])
+def test_turns_that_their_cap_ended_can_be_left_out_by_kind(kinds, left):
+    turns = assign([overlong_group()], overlong_filter=kinds)[0]
+    assert len(turns) == left
+    assert left == 6 or all(item.turn.finish_reason == "stop" for item in turns)
+
+
 def test_normalize_std_reaches_the_advantages():
-    turns = assign_advantages([finished_group(0, [4.0, 0.0], 0)], normalize_std=True)[0]
+    turns = assign([finished_group(0, [4.0, 0.0], 0)], normalize_std=True)[0]
     assert [item.advantage for item in turns] == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-5)
 
 
@@ -167,13 +278,13 @@ def test_flat_groups_are_kept_unless_they_are_to_be_dropped():
         finished_group(1, [1.0, 0.0, 1.0]),
         finished_group(2, [0.1, 0.1, 0.1]),
     ]
-    kept = assign_advantages(groups)
+    kept = assign(groups)
     assert {group_id: len(turns) for group_id, turns in kept.items()} == {0: 9, 1: 9, 2: 9}
     assert {item.advantage for item in kept[0] + kept[2]} == {0.0}
-    dropped = assign_advantages(groups, drop_flat_groups=True)
+    dropped = assign(groups, drop_flat_groups=True)
     assert {group_id: len(turns) for group_id, turns in dropped.items()} == {0: 0, 1: 9, 2: 0}
     assert [item.advantage for item in dropped[1]] == [item.advantage for item in kept[1]]
 
 
 def test_no_groups_give_no_turns():
-    assert assign_advantages([]) == {}
+    assert assign([]) == {}

@@ -1,13 +1,15 @@
 """A run's folder: who may take it up, and what a kill leaves behind."""
 
+import errno
 import json
 import math
 
 import pytest
+import yaml
 
 from memrl.config import TrainConfig
 from memrl.rl import distributed
-from memrl.rl.checkpoint import RunFolder
+from memrl.rl.checkpoint import RunFolder, SaveError
 
 INPUTS = {"prompts": "a", "data": "b"}
 
@@ -19,7 +21,7 @@ class FakeEngine:
         self.state = "fresh"
 
     def save(self, folder):
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "state").write_text(self.state)
 
     def load(self, folder):
@@ -56,12 +58,22 @@ def changed(**sections) -> TrainConfig:
     return config
 
 
+def exporter(text: str):
+    """What writes an export whose weights are `text`."""
+
+    def export(path):
+        path.mkdir()
+        (path / "weights").write_text(text)
+
+    return export
+
+
 def saved(folder: RunFolder, *steps: int) -> None:
     engine = FakeEngine()
     for step in steps:
         engine.state = f"after {step}"
         folder.log("metrics.jsonl", {"step": step})
-        folder.save(engine, step, keep_last=2)
+        folder.save(engine, step, 2, exporter(f"after {step}"))
 
 
 def test_settings_that_came_to_nothing_bind_nobody(make):
@@ -131,9 +143,6 @@ def test_damaged_checkpoints_are_named_with_the_way_out(make):
     (folder.checkpoints / "step-2" / "state.json").write_text('{"step": 2')
     with pytest.raises(ValueError, match=r"step-2 is damaged; delete that folder"):
         make().open(TrainConfig(), INPUTS)
-    (folder.checkpoints / "step-2" / "state.json").write_text('{"step": 2, "world_size": 4}')
-    with pytest.raises(ValueError, match="written by 4 ranks and this run has 1"):
-        make().open(TrainConfig(), INPUTS)
     (folder.path / "config.yaml").write_text("rl: [")
     with pytest.raises(ValueError, match=r"config\.yaml .*is missing or damaged"):
         make().open(TrainConfig(), INPUTS)
@@ -149,3 +158,128 @@ def test_logs_go_back_to_the_checkpoint_and_are_always_json(make):
     folder.truncate_logs(2)
     lines = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
     assert lines == [{"step": step, "loss": None, "deep": {"norm": None}} for step in (1, 2)]
+
+
+def test_a_key_that_the_folder_does_not_know_counts_as_its_default(make):
+    folder = make()
+    folder.open(TrainConfig(), INPUTS)
+    saved(folder, 1)
+    old = yaml.safe_load((folder.path / "config.yaml").read_text())
+    del old["rl"]["baseline"], old["validation"]
+    (folder.path / "config.yaml").write_text(yaml.safe_dump(old))
+    with pytest.raises(ValueError, match=r"rl\.baseline: mean -> leave_one_out"):
+        make().open(changed(rl__baseline="leave_one_out"), INPUTS)
+    assert make().open(changed(validation__samples=3), INPUTS) == 1
+
+
+def weights(path) -> str:
+    return (path / "weights").read_text()
+
+
+def test_the_export_is_the_checkpoints_and_model_is_the_last_ones(make):
+    folder = make()
+    folder.open(TrainConfig(), INPUTS)
+    for step in (1, 2, 3):
+        saved(folder, step)
+        assert weights(folder.path / "model") == weights(folder.checkpoints / f"step-{step}" / "model") == f"after {step}"
+    assert sorted(path.name for path in folder.path.iterdir() if path.name.startswith(".")) == [".lock"]
+    assert weights(folder.checkpoints / "step-2" / "model") == "after 2"
+
+
+@pytest.mark.parametrize("moment", ["before the swap", "within the swap", "after the swap"])
+def test_a_kill_while_model_is_replaced_is_made_up_for(make, moment):
+    folder = make()
+    folder.open(TrainConfig(), INPUTS)
+    saved(folder, 1, 2)
+    model = folder.path / "model"
+    old, fresh = model.with_name(".model.old"), model.with_name(".model.new")
+    if moment == "before the swap":
+        exporter("half")(fresh)
+        (model / "weights").unlink()  # a link: the checkpoint keeps its file
+        (model / "weights").write_text("after 1")
+    elif moment == "within the swap":
+        model.rename(old)
+        exporter("after 2")(fresh)
+    else:
+        exporter("after 1")(old)
+    assert make().open(TrainConfig(), INPUTS) == 2
+    assert weights(model) == "after 2" and not old.exists() and not fresh.exists()
+
+
+class FullDisk(FakeEngine):
+    def save(self, folder):
+        super().save(folder)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def no_room_for_an_export(path):
+    path.mkdir()
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(("engine", "export"), [(FullDisk(), exporter("x")), (FakeEngine(), no_room_for_an_export)])
+def test_a_full_disk_leaves_the_checkpoint_before_and_says_so_in_one_line(make, engine, export):
+    folder = make()
+    folder.open(TrainConfig(), INPUTS)
+    saved(folder, 1)
+    with pytest.raises(SaveError, match=r"checkpoint after step 2 could not .*rank 0: .*No space left.*GiB are free") as caught:
+        folder.save(engine, 2, 2, export)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in folder.checkpoints.iterdir()] == ["step-1"]
+    assert weights(folder.path / "model") == "after 1"
+    with pytest.raises(SaveError, match="best/ could not be written"):
+        folder.keep_best(2, 0.5, no_room_for_an_export)
+    assert make().open(TrainConfig(), INPUTS) == 1
+
+
+def best(folder: RunFolder) -> tuple[int, float, str]:
+    record = json.loads((folder.path / "best" / "best.json").read_text())
+    return record["step"], record["score"], weights(folder.path / "best")
+
+
+def test_best_is_replaced_by_a_strictly_better_score_only(make):
+    folder = make()
+    folder.open(TrainConfig(), INPUTS)
+    scores = {1: 0.5, 2: 0.5, 3: math.nan, 4: 0.4, 5: 0.7, 6: 0.6}
+    kept = [step for step, score in scores.items() if folder.keep_best(step, score, exporter(f"after {step}"))]
+    assert kept == [1, 5] and best(folder) == (5, 0.7, "after 5")
+    again = make()  # killed, and steps 5 and 6 are done again
+    again.open(TrainConfig(), INPUTS)
+    assert not any(again.keep_best(step, scores[step], exporter("other")) for step in (5, 6))
+    assert best(again) == (5, 0.7, "after 5")
+
+
+def test_a_kill_while_best_is_replaced_leaves_the_old_one(make):
+    folder = make()
+    folder.open(TrainConfig(), INPUTS)
+    folder.keep_best(1, 0.5, exporter("after 1"))
+    target = folder.path / "best"
+    target.rename(target.with_name(".best.old"))
+    exporter("half")(target.with_name(".best.new"))
+    again = make()
+    again.open(TrainConfig(), INPUTS)
+    assert best(again) == (1, 0.5, "after 1")
+    assert again.keep_best(2, 0.6, exporter("after 2")) and best(again) == (2, 0.6, "after 2")
+
+
+def test_scores_of_other_validation_settings_are_not_compared(make):
+    folder = make()
+    folder.open(TrainConfig(), INPUTS)
+    folder.keep_best(1, 0.9, exporter("after 1"))
+    again = make()
+    again.open(changed(validation__every=7), INPUTS)
+    assert not again.keep_best(2, 0.8, exporter("after 2"))
+    again = make()
+    again.open(changed(validation__samples=9), INPUTS)
+    assert again.keep_best(3, 0.2, exporter("after 3")) and best(again) == (3, 0.2, "after 3")
+
+
+def test_every_log_goes_back_to_the_checkpoint(make):
+    folder = make()
+    folder.open(TrainConfig(), INPUTS)
+    for name in ("validation.jsonl", "rollouts.jsonl"):
+        for step in (0, 1, 2):
+            folder.log(name, {"step": step})
+    folder.truncate_logs(1)
+    for name in ("validation.jsonl", "rollouts.jsonl"):
+        assert [json.loads(line)["step"] for line in (folder.path / name).read_text().splitlines()] == [0, 1]

@@ -13,10 +13,12 @@ from memrl.data.needle import make_sample
 from memrl.sampler.sampling import row_seed
 from memrl.types import Sample
 
+GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, lie spread out whatever their number
+
 
 class Source(Protocol):
-    def sample(self, step: int, index: int) -> Sample:
-        """The `index`-th of the step's samples."""
+    def sample(self, step: int, index: int, round_number: int = 0) -> Sample:
+        """The `index`-th of the step's samples; later rounds of dynamic sampling have others in its place."""
         ...
 
 
@@ -26,26 +28,35 @@ class NeedleSource:
     def __init__(self, options: DataOptions, seed: int):
         self.options, self.seed = options, seed
 
-    def sample(self, step: int, index: int) -> Sample:
+    def sample(self, step: int, index: int, round_number: int = 0) -> Sample:
         chunks = random.Random(row_seed(self.seed, step)).randint(self.options.min_chunks, self.options.max_chunks)
-        return make_sample(chunks, row_seed(self.seed, step, index))
+        later = (round_number,) if round_number else ()
+        return make_sample(chunks, row_seed(self.seed, step, index, *later))
 
 
 class FileSource:
-    """A JSON lines file, read in a fresh order each epoch; an epoch's last incomplete batch runs on into the next epoch."""
+    """A JSON lines file, read in a fresh order each epoch; an epoch's last incomplete batch runs on into the next epoch.
+
+    Each later round of dynamic sampling is a pass of its own over the file, in an order of its own (without shuffling, from a
+    starting place of its own).
+    """
 
     def __init__(self, path: str | Path, prompts_per_step: int, shuffle: bool, seed: int):
         self.samples = load_jsonl(path)
         self.prompts_per_step, self.shuffle = prompts_per_step, shuffle
-        self._order = lru_cache(maxsize=2)(self._epoch_order)
+        self._order = lru_cache(maxsize=8)(self._epoch_order)
         self.seed = seed
 
-    def _epoch_order(self, epoch: int) -> list[int]:
+    def _epoch_order(self, epoch: int, round_number: int) -> list[int]:
         order = list(range(len(self.samples)))
         if self.shuffle:
-            random.Random(row_seed(self.seed, epoch)).shuffle(order)
+            later = (round_number,) if round_number else ()
+            random.Random(row_seed(self.seed, epoch, *later)).shuffle(order)
+        else:
+            start = int(GOLDEN * round_number % 1 * len(order))
+            order = order[start:] + order[:start]
         return order
 
-    def sample(self, step: int, index: int) -> Sample:
+    def sample(self, step: int, index: int, round_number: int = 0) -> Sample:
         epoch, place = divmod(step * self.prompts_per_step + index, len(self.samples))
-        return self.samples[self._order(epoch)[place]]
+        return self.samples[self._order(epoch, round_number)[place]]

@@ -5,12 +5,18 @@
     metrics.jsonl     one object a step; a resumed run writes the same bytes as an uninterrupted one
     timing.jsonl      seconds of each step's parts, kept apart because they never repeat
     rollouts.jsonl    sample trajectories
-    checkpoints/step-N/   DeepSpeed's state after N steps
+    checkpoints/step-N/   DeepSpeed's state after N steps, and model/, the policy as a Hugging Face folder
     start/            the frozen start, when this run made it (the miniature's warm start)
-    model/            the policy as of the last checkpoint, a Hugging Face folder
+    model/            the last checkpoint's model/
+    best/             the policy with the best validation score, a Hugging Face folder with best.json
+    curves.png        learning curves; tensorboard/, wandb/ and wandb_id.txt where those are used
     report.json       report.png
 
 All randomness of a run is a function of (seed, step, ...), so DeepSpeed's state and the step's number are all there is to save.
+
+A checkpoint is written under another name, by all ranks; rank 0 flushes it to the disk and renames it, which is the moment from
+which it counts. Its model/ is inside, so the two cannot disagree; the run's own model/ follows at once, and after a kill
+between the two the next start makes up for it.
 """
 
 import fcntl
@@ -18,6 +24,8 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
@@ -27,23 +35,36 @@ from memrl.config import TrainConfig, flatten
 from memrl.files import sync_path, sync_tree, write_whole
 from memrl.rl import distributed
 from memrl.rl.engine import Engine
+from memrl.rl.folders import aside, finish_swap, make_empty, publish, swap_in
+from memrl.rl.reshard import load_resharded
 
-# What may change when a run is taken up again without making it another run: where it is, how its work is cut, what it keeps.
+# What may change when a run is taken up again without making it another run: where it is, how its work is cut, what it
+# keeps and shows. A longer reward.timeout_s is how a run goes on whose verifier turned out slow.
 FREE_KEYS = (
     "run_dir",
     "resume",
     "device",
     "threads",
     "checkpoint",
+    "validation",
+    "log",
     "report",
+    "reward.workers",
+    "reward.timeout_s",
+    "model.attention",
     "model.checkpoint_layers",
     "rollout.max_rows",
     "rollout.max_step_tokens",
     "rollout.cache_gib",
+    "rollout.share_prefixes",
+    "rl.reference",
     "rl.micro_batch_tokens",
     "engine.persistence_threshold",
 )
-LOGS = ("metrics.jsonl", "timing.jsonl", "rollouts.jsonl")
+
+
+class SaveError(RuntimeError):
+    """Something of a run could not be written; every rank raises it, and what was saved before is whole."""
 
 
 class RunFolder:
@@ -51,6 +72,7 @@ class RunFolder:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
         self._lock_file: TextIO | None = None
+        self._validation: dict = {}
 
     def open(self, config: TrainConfig, inputs: dict[str, str]) -> int:
         """Make the folder or take it up again; returns the number of steps done. Collective over ranks.
@@ -81,6 +103,9 @@ class RunFolder:
         self._lock()
         for leftover in self.checkpoints.glob("tmp-*"):
             shutil.rmtree(leftover)
+        for name in ("model", "best"):
+            finish_swap(self.path / name)
+        self._validation = asdict(config.validation) | {"every": None}
         steps = self._steps()
         if steps or (self.path / "metrics.jsonl").exists() or (self.path / "start").exists():
             if config.resume == "no":
@@ -88,8 +113,11 @@ class RunFolder:
             self._check_same_run(config.to_dict() | {"inputs": inputs})
         if steps:
             self._check_checkpoint(self.checkpoints / f"step-{steps[-1]}", config.rl.steps)
+            self._publish(steps[-1])
         write_whole(self.path / "inputs.json", json.dumps(inputs) + "\n")
         write_whole(self.path / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
+        for folder in (self.path, self.path.resolve().parent):
+            sync_path(folder)
         return steps[-1] if steps else 0
 
     def _lock(self) -> None:
@@ -109,7 +137,8 @@ class RunFolder:
                 f"config.yaml or inputs.json in {self.path} is missing or damaged, so nobody can say whether this is the same "
                 "run; choose another run_dir"
             ) from None
-        old_flat, new_flat = flatten(old), flatten(settings)
+        # A key that was not there yet when the folder was written had its default's effect.
+        old_flat, new_flat = flatten(TrainConfig().to_dict()) | flatten(old), flatten(settings)
         free = tuple(f"{key}." for key in FREE_KEYS)
         if new_flat["optim.min_lr_ratio"] == 1:
             free += ("rl.steps.",)  # with a constant rate a longer run begins like the shorter one
@@ -126,14 +155,9 @@ class RunFolder:
     def _check_checkpoint(self, folder: Path, total_steps: int) -> None:
         try:
             saved = json.loads((folder / "state.json").read_text())
-            step, ranks = saved["step"], saved["world_size"]
+            step, _ = saved["step"], saved["world_size"]
         except (OSError, ValueError, KeyError, TypeError):
             raise ValueError(f"the checkpoint {folder} is damaged; delete that folder to resume from an earlier one") from None
-        if ranks != distributed.world_size():
-            raise ValueError(
-                f"{folder} was written by {ranks} ranks and this run has {distributed.world_size()}; resume with the same number "
-                f"(torchrun --nproc_per_node {ranks})"
-            )
         if step > total_steps:
             raise ValueError(f"{self.path} has done {step} steps already, and rl.steps is {total_steps}")
 
@@ -141,37 +165,122 @@ class RunFolder:
         found = (re.fullmatch(r"step-(\d+)", p.name) for p in self.checkpoints.glob("step-*"))
         return sorted(int(match[1]) for match in found if match)
 
-    def save(self, engine: Engine, step: int, keep_last: int) -> None:
-        """Write the state after `step` steps aside and rename it into place; collective over ranks."""
-        temporary, final = self.checkpoints / f"tmp-{step}", self.checkpoints / f"step-{step}"
-        engine.save(temporary)
-        distributed.barrier()
-        if distributed.rank() == 0:
-            state = {"step": step, "world_size": distributed.world_size()}
-            (temporary / "state.json").write_text(json.dumps(state))
-            # What was logged of these steps must not be less durable than the checkpoint that says that they were done.
-            for name in LOGS:
-                if (self.path / name).exists():
-                    sync_path(self.path / name)
-            sync_tree(temporary)
-            temporary.rename(final)
-            sync_path(self.checkpoints)
-            for old in self._steps()[:-keep_last]:
-                # Renamed first: half a checkpoint must not go by a whole one's name.
-                doomed = self.checkpoints / f"tmp-old-{old}"
-                (self.checkpoints / f"step-{old}").rename(doomed)
-                shutil.rmtree(doomed)
-        distributed.barrier()
+    def save(
+        self, engine: Engine, step: int, keep_last: int, export: Callable[[Path], None] | None = None
+    ) -> None:
+        """Write the state after `step` steps aside and rename it into place; collective over ranks.
+
+        Args:
+            export: writes a Hugging Face folder of the weights to the path that it is given; called on rank 0 alone. The
+                checkpoint carries the folder, and the run's model/ becomes it.
+
+        Raises:
+            SaveError: on every rank, where one of them could not write; the earlier checkpoints are whole.
+        """
+        temporary = self.checkpoints / f"tmp-{step}"
+        what = f"the checkpoint after step {step}"
+        self._together(what, temporary, self._only_rank_0(lambda: make_empty(temporary)))
+        self._together(what, temporary, lambda: engine.save(temporary))
+        self._together(what, temporary, self._only_rank_0(lambda: self._complete(temporary, step, export)))
+        self._together(what, temporary, self._only_rank_0(lambda: self._tidy(step, keep_last)))
+
+    def _complete(self, temporary: Path, step: int, export: Callable[[Path], None] | None) -> None:
+        if export is not None:
+            export(temporary / "model")
+        state = {"step": step, "world_size": distributed.world_size()}
+        (temporary / "state.json").write_text(json.dumps(state))
+        # What was logged of these steps must not be less durable than the checkpoint that says that they were done.
+        for log in self.path.glob("*.jsonl"):
+            sync_path(log)
+        sync_path(self.path)
+        sync_tree(temporary)
+        temporary.rename(self.checkpoints / f"step-{step}")
+        sync_path(self.checkpoints)
+
+    def _tidy(self, step: int, keep_last: int) -> None:
+        self._publish(step)
+        for old in self._steps()[:-keep_last]:
+            # Renamed first: half a checkpoint must not go by a whole one's name.
+            doomed = self.checkpoints / f"tmp-old-{old}"
+            (self.checkpoints / f"step-{old}").rename(doomed)
+            shutil.rmtree(doomed)
+
+    def _publish(self, step: int) -> None:
+        model = self.checkpoints / f"step-{step}" / "model"
+        if model.is_dir():
+            publish(model, self.path / "model")
+
+    def keep_best(self, step: int, score: float, export: Callable[[Path], None]) -> bool:
+        """Make best/ the policy after `step` steps if its validation score is above the one kept. Collective over ranks.
+
+        A resumed run that does steps again validates the same weights with the same score, so what it finds in best/, be it
+        from a step ahead of it, is what it would write. A score of other validation settings does not count.
+
+        Args:
+            export: as for `save`.
+
+        Returns:
+            Whether it was kept; the same on all ranks.
+
+        Raises:
+            SaveError: as `save`; the old best/ is whole.
+        """
+        better = distributed.from_rank_0(score > self._best_score())
+        if better:
+            fresh = aside(self.path / "best", "new")
+            self._together("best/", fresh, self._only_rank_0(lambda: self._write_best(fresh, step, score, export)))
+        return better
+
+    def _write_best(self, fresh: Path, step: int, score: float, export: Callable[[Path], None]) -> None:
+        shutil.rmtree(fresh, ignore_errors=True)
+        export(fresh)
+        record = {"step": step, "score": score, "validation": self._validation}
+        (fresh / "best.json").write_text(json.dumps(record) + "\n")
+        swap_in(fresh, self.path / "best")
+
+    def _best_score(self) -> float:
+        try:
+            best = json.loads((self.path / "best" / "best.json").read_text())
+            return best["score"] if best["validation"] == self._validation else -math.inf
+        except (OSError, ValueError, KeyError, TypeError):
+            return -math.inf
+
+    def _only_rank_0(self, work: Callable[[], None]) -> Callable[[], None]:
+        return work if distributed.rank() == 0 else lambda: None
+
+    def _together(self, what: str, unfinished: Path, work: Callable[[], None]) -> None:
+        """Run `work` on every rank; where it fails on one, delete what is unfinished and raise SaveError on all."""
+        problem = None
+        try:
+            work()
+        except Exception as error:  # a full disk shows as OSError, torch's RuntimeError or safetensors' own
+            reason = " ".join(str(error).split()) or type(error).__name__
+            problem = f"rank {distributed.rank()}: {reason}"
+        problems = distributed.gather_lists([problem] if problem else [])
+        if problems:
+            if distributed.rank() == 0:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            free = shutil.disk_usage(self.path).free / 2**30
+            raise SaveError(
+                f"{what} could not be written ({problems[0]}; {free:.1f} GiB are free now on the disk of {self.path}); what was "
+                "saved before is whole, and the same command resumes from it"
+            )
 
     def load(self, engine: Engine, step: int) -> None:
-        """Put the engine back to where it was after `step` steps.
+        """Put the engine back to where it was after `step` steps, be it on another number of ranks. Collective over ranks.
 
         Raises:
             ValueError: the checkpoint is damaged.
         """
         folder = self.checkpoints / f"step-{step}"
         try:
-            engine.load(folder)
+            ranks = json.loads((folder / "state.json").read_text())["world_size"]
+            if ranks == distributed.world_size():
+                engine.load(folder)
+            else:
+                carried = load_resharded(engine, folder)
+                if distributed.rank() == 0:
+                    print(f"{folder} is of {ranks} ranks, this run has {distributed.world_size()}: {carried}", flush=True)
         except Exception as error:  # DeepSpeed and torch raise many kinds for a damaged file; all mean the same to a user
             reason = str(error).strip().splitlines()
             raise ValueError(
@@ -181,11 +290,9 @@ class RunFolder:
 
     def truncate_logs(self, step: int) -> None:
         """Drop what a killed run logged beyond its last checkpoint, a torn last line included."""
-        for name in LOGS:
-            path = self.path / name
-            if path.exists():
-                kept = [line for line in path.read_text().splitlines(keepends=True) if _logged_step(line) <= step]
-                write_whole(path, "".join(kept))
+        for path in self.path.glob("*.jsonl"):
+            kept = [line for line in path.read_text().splitlines(keepends=True) if _logged_step(line) <= step]
+            write_whole(path, "".join(kept))
 
     def log(self, name: str, record: dict) -> None:
         """Append a line; numbers that are not finite, for which JSON has no word, become null."""
@@ -204,3 +311,4 @@ def _logged_step(line: str) -> float:
         return json.loads(line)["step"]
     except ValueError:
         return float("inf")
+

@@ -3,13 +3,16 @@
 import logging
 import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from memrl.config import EngineOptions, OptimOptions
+from memrl.model.lora import merged_weights, save_adapter
 from memrl.rl import distributed
+from memrl.rl.writing import TAG, save_deepspeed
 
 NEVER = 1_000_000_000  # steps between DeepSpeed's own progress lines; the run prints its own
 
@@ -18,11 +21,17 @@ class Engine:
     """One optimizer step is any number of `backward` calls and one `step`."""
 
     def __init__(self, model: nn.Module, optim: OptimOptions, options: EngineOptions, total_updates: int):
-        deepspeed = _import_deepspeed()
+        """
+        Args:
+            model: a Transformer. Parameters that need no gradient are left alone; see `memrl/model/lora.py`.
+            total_updates: optimizer steps of the whole run, which the rate's schedule is stretched over.
+        """
+        deepspeed = import_deepspeed()
         self._deepspeed = deepspeed
-        deepspeed.init_distributed(dist_init_required=False)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._is_partly_frozen = len(trained) < len(list(model.parameters()))
         optimizer = torch.optim.AdamW(
-            model.parameters(), lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay
+            trained, lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda update: learning_rate_factor(update, total_updates, optim)
@@ -31,11 +40,16 @@ class Engine:
             model=model,
             optimizer=optimizer,
             lr_scheduler=schedule,
-            config=_deepspeed_config(model.dtype, optim, options),
+            config=deepspeed_config(model.dtype, optim, options),
         )
 
     def __call__(self, *args, **kwargs):
         return self.engine(*args, **kwargs)
+
+    @property
+    def module(self) -> nn.Module:
+        """The policy itself; under ZeRO-3 its weights are gathered layer by layer as it runs, so all ranks run it together."""
+        return self.engine.module
 
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
         """Add this rank's gradient of `loss`; the step's gradient is the sum over micro-batches and ranks."""
@@ -49,33 +63,49 @@ class Engine:
         self.engine.step()
         return float(self.engine.get_global_grad_norm()), learning_rate
 
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, whole tensor) of the current weights, adapters merged, one at a time; collective over ranks.
+
+        A tensor is only good until the next one is asked for.
+        """
+        return merged_weights(self.module, self._gathered)
+
+    @torch.no_grad()
     def copy_weights_to(self, replica: nn.Module) -> None:
         """Write the current weights into a plain model, one tensor at a time; collective over ranks."""
         targets = dict(replica.named_parameters())
-        with torch.no_grad():
-            for name, parameter in self.engine.module.named_parameters():
-                with self._gathered(parameter):
-                    targets[name].copy_(parameter)
+        for name, value in self.weights():
+            targets[name].copy_(value)
+
+    def save_adapter(self, folder: Path, base: str | None = None) -> None:
+        """Rank 0 writes the adapters in peft's format, see `memrl/model/lora.py`; collective over ranks."""
+        save_adapter(self.module, folder if distributed.rank() == 0 else None, self._gathered, base)
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Whole fp32 gradients by name, between the last `backward` and `step`; collective over ranks."""
+        """Whole fp32 gradients of what is trained by name, between the last `backward` and `step`; collective over ranks."""
         from deepspeed.utils import safe_get_full_grad
 
-        return {name: safe_get_full_grad(p).clone() for name, p in self.engine.module.named_parameters()}
+        return {
+            name: safe_get_full_grad(parameter).clone()
+            for name, parameter in self.module.named_parameters()
+            if parameter.requires_grad
+        }
 
     def save(self, folder: Path) -> None:
-        self.engine.save_checkpoint(str(folder), tag="engine", save_latest=False)
+        """Write what is trained and the optimizer's state; frozen weights come from the start again. Collective over ranks."""
+        save_deepspeed(self.engine, folder, exclude_frozen_parameters=self._is_partly_frozen)
 
     def load(self, folder: Path) -> None:
-        loaded, _ = self.engine.load_checkpoint(str(folder), tag="engine")
+        """Read what `save` wrote on as many ranks; collective. Raises ValueError, and whatever DeepSpeed does, for damage."""
+        loaded, _ = self.engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self._is_partly_frozen)
         if loaded is None:
             raise ValueError("files are missing")
 
     def close(self) -> None:
         self.engine.destroy()
 
-    def _gathered(self, parameter: nn.Parameter):
-        return self._deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id"))
+    def _gathered(self, parameters: list[nn.Parameter]):
+        return self._deepspeed.zero.GatheredParameters(parameters, enabled=hasattr(parameters[0], "ds_id"))
 
 
 def learning_rate_factor(update: int, total_updates: int, optim: OptimOptions) -> float:
@@ -89,8 +119,8 @@ def learning_rate_factor(update: int, total_updates: int, optim: OptimOptions) -
     return 1 - (1 - optim.min_lr_ratio) * min(1.0, progress)
 
 
-def _import_deepspeed():
-    """DeepSpeed, without its chatter and without compiling anything.
+def import_deepspeed():
+    """DeepSpeed, joined to the other ranks, without its chatter and without compiling anything.
 
     Its first `init_distributed` on a CPU builds a shared-memory op that only tensor-parallel inference uses; without a C++
     compiler that would end the run.
@@ -105,10 +135,12 @@ def _import_deepspeed():
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    deepspeed.init_distributed(dist_init_required=False)
     return deepspeed
 
 
-def _deepspeed_config(dtype: torch.dtype, optim: OptimOptions, options: EngineOptions) -> dict:
+def deepspeed_config(dtype: torch.dtype, optim: OptimOptions, options: EngineOptions) -> dict:
+    """DeepSpeed's own settings. In bf16 it keeps fp32 masters and sums gradients in fp32, at every stage."""
     zero: dict = {
         "stage": options.zero_stage,
         "contiguous_gradients": True,

@@ -3,8 +3,11 @@
 import torch
 from torch import Tensor
 
+from memrl.rl.aggregation import turn_mean
+
 MAX_LOG_RATIO = 20.0  # exp(20) is far beyond every clip bound; more would overflow to inf and then to NaN
 MAX_KL_LOG_RATIO = 10.0  # as the original: beyond it one token's penalty would outweigh the whole step
+LOSSES = ("ppo", "cispo", "gspo", "reinforce")
 
 
 def policy_loss(
@@ -13,35 +16,118 @@ def policy_loss(
     advantages: Tensor,
     ref_logprobs: Tensor | None = None,
     *,
-    num_tokens: int,
+    num_tokens: int | None = None,
+    weights: Tensor | None = None,
+    turn_index: Tensor | None = None,
+    entropies: Tensor | None = None,
+    correction: Tensor | None = None,
+    kind: str = "ppo",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = 3.0,
     kl_coef: float = 0.001,
+    kl_estimator: str = "k3",
+    entropy_coef: float = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO-clip with clip-higher and dual clip, plus a k3 penalty to the reference.
+    """A policy gradient loss, with a penalty to the reference and an entropy bonus.
 
+        loss   = sum_t w_t (correction_t pg_t + kl_coef kl_t - entropy_coef H_t)
         rho_t  = exp(logprob_t - old_logprob_t)
-        pg_t   = max(-A_t rho_t, -A_t clip(rho_t, 1 - clip_low, 1 + clip_high))   PPO, arXiv 1707.06347, eq. 7
-        pg_t   = min(pg_t, -dual_clip A_t)  where A_t < 0                         dual clip, arXiv 1912.09729, eq. 8
-        kl_t   = exp(d_t) - d_t - 1,  d_t = ref_logprob_t - logprob_t             k3, joschu.net/blog/kl-approx.html
-        loss   = sum_t (pg_t + kl_coef kl_t) / num_tokens                         token mean, DAPO, arXiv 2503.14476, eq. 8
+        pg_t     ppo        PPO-clip of rho_t with two bounds and dual clip    see `clipped_surrogate`
+                 gspo       the same of the turn's ratio instead of rho_t      see `turn_ratio`
+                 cispo      -sg(min(rho_t, 1 + clip_high)) A_t logprob_t       see `clipped_weight`
+                 reinforce  -A_t logprob_t                                     Williams 1992; no ratio, so right on policy only
+        kl_t     k1, k2 or k3, whose values and gradients differ               see `k1`, `k2`, `k3`
 
-    Separate bounds for the ratio are DAPO's clip-higher. `num_tokens` counts the response tokens of the whole optimizer step,
-    over all micro-batches and ranks, so the summed gradients do not depend on how the step was cut.
+    sg is the stop-gradient. With `num_tokens`, the response tokens of the whole optimizer step over all micro-batches and ranks,
+    w_t = 1 / num_tokens, the token mean (DAPO, arXiv 2503.14476); other means come as `weights` (`memrl/rl/aggregation.py`).
+    Either way the summed gradients do not depend on how the step was cut.
 
     Args:
         logprobs: fp32 [T], with gradient: the policy now.
         old_logprobs: fp32 [T]: the policy that sampled.
-        advantages: fp32 [T]: each token's trajectory's advantage.
+        advantages: fp32 [T]: what each token's turn carries of its trajectory's advantage.
         ref_logprobs: fp32 [T]: the frozen reference; None leaves the KL term out.
-        dual_clip: bound on -pg_t / A_t for negative advantages, above 1; None turns it off.
+        num_tokens, weights: the denominator, or fp32 [T]; exactly one of them.
+        turn_index: int64 [T], which turn each token belongs to, 0..n-1, every turn wholly within the batch; for gspo.
+        entropies: fp32 [T], with gradient, nats: of the distribution that each token was drawn from; for the bonus.
+        correction: fp32 [T], weights against the mismatch of sampler and trainer (`memrl/rl/mismatch.py`).
+        dual_clip: bound on -pg_t / A_t for negative advantages, above 1; None turns it off. For ppo and gspo.
 
     Returns:
-        The loss, and metrics as sums over the T tokens (divide by the step's token count, after summing over ranks).
+        The loss, and metrics as fp64 sums over the T tokens (divide by the step's token count, after summing over ranks):
+        pg_loss (corrected), approx_kl (k3 of KL(old || now) by tokens: how far the updates have moved), ratio (that of the loss:
+        gspo's is the turn's), clip_frac (not reinforce: tokens whose clip took effect), dual_clip_frac (ppo, gspo), and kl with
+        a reference.
+
+    Raises:
+        ValueError: an unknown kind or estimator, a tensor of another shape, or an input missing that the options need.
     """
-    log_ratio = (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    per_token = {"weights": weights, "entropies": entropies, "correction": correction, "turn_index": turn_index}
+    per_token |= {"old_logprobs": old_logprobs, "advantages": advantages, "ref_logprobs": ref_logprobs}
+    _check_shapes(logprobs, per_token)
+    if (num_tokens is None) == (weights is None):
+        raise ValueError("policy_loss takes either num_tokens or weights, and exactly one of them")
+
+    clips = {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
+    pg, metrics = policy_gradient(kind, logprobs, old_logprobs, advantages, turn_index, **clips)
+    pg = pg if correction is None else correction.detach() * pg
+    metrics["pg_loss"] = pg
+
+    def total(values: Tensor) -> Tensor:
+        return values.sum() if weights is None else (weights * values).sum()
+
+    loss = total(pg)
+    if ref_logprobs is not None:
+        metrics["kl"] = kl = estimate_kl(kl_estimator, logprobs, ref_logprobs)
+        loss = loss + kl_coef * total(kl)
+    if entropy_coef:
+        if entropies is None:
+            raise ValueError(f"entropy_coef is {entropy_coef}, but there are no entropies; pass them, or set it to 0")
+        loss = loss - entropy_coef * total(entropies)
+    sums = {name: values.detach().sum().double() for name, values in metrics.items()}
+    return loss if num_tokens is None else loss / num_tokens, sums
+
+
+def policy_gradient(
+    kind: str,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    turn_index: Tensor | None,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The surrogate pg_t of one kind, [T], and the metrics that go with it, per token."""
+    difference = logprobs - old_logprobs
+    log_ratio = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
+    metrics = {"approx_kl": ratio - 1 - log_ratio, "ratio": ratio}
+    if kind == "reinforce":
+        return -advantages * logprobs, metrics
+    if kind == "cispo":
+        pg, clipped = clipped_weight(ratio, advantages, logprobs, clip_high)
+        return pg, metrics | {"clip_frac": clipped}
+    if kind not in LOSSES:
+        raise ValueError(f"loss is {kind!r}; it must be one of {', '.join(LOSSES)}")
+    if kind == "gspo":
+        metrics["ratio"] = ratio = turn_ratio(difference, turn_index)
+    pg, clipped, dual_clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high, dual_clip)
+    return pg, metrics | {"clip_frac": clipped, "dual_clip_frac": dual_clipped}
+
+
+def clipped_surrogate(
+    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """PPO-clip with clip-higher and dual clip; also where each of the two clips took effect, bool [T].
+
+        pg_t = max(-A_t rho_t, -A_t clip(rho_t, 1 - clip_low, 1 + clip_high))    PPO, arXiv 1707.06347, eq. 7
+        pg_t = min(pg_t, -dual_clip A_t)  where A_t < 0                          dual clip, arXiv 1912.09729, eq. 8
+
+    Separate bounds for the ratio are DAPO's clip-higher (arXiv 2503.14476, section 3.1).
+    """
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     pg = torch.maximum(unclipped, clipped)
@@ -50,25 +136,72 @@ def policy_loss(
         bound = -dual_clip * advantages
         dual_clipped = (advantages < 0) & (pg > bound)
         pg = torch.where(dual_clipped, bound, pg)
-    loss = pg.sum()
-    metrics = {
-        "pg_loss": pg.sum(),
-        "clip_frac": (clipped > unclipped).sum(),
-        "dual_clip_frac": dual_clipped.sum(),
-        "approx_kl": (ratio - 1 - log_ratio).sum(),  # k3 of KL(old || now): how far the updates have moved
-        "ratio": ratio.sum(),
-    }
-    if ref_logprobs is not None:
-        kl = k3(logprobs, ref_logprobs)
-        loss = loss + kl_coef * kl.sum()
-        metrics["kl"] = kl.sum()
-    return loss / num_tokens, {name: value.detach().double() for name, value in metrics.items()}
+    return pg, clipped > unclipped, dual_clipped
+
+
+def turn_ratio(difference: Tensor, turn_index: Tensor | None) -> Tensor:
+    """The ratio of each token's turn, [T]: the geometric mean of its tokens' ratios; the gradient goes through the mean.
+
+        s = exp(mean over the turn of logprob_t - old_logprob_t)    GSPO, arXiv 2507.18071, eq. 7
+
+    With aggregation seq_mean a turn's tokens add up to one clipped surrogate of s: that paper's eq. 5.
+    """
+    if turn_index is None:
+        raise ValueError("loss gspo needs turn_index, which says to which turn each token belongs")
+    return turn_mean(difference, turn_index).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def clipped_weight(ratio: Tensor, advantages: Tensor, logprobs: Tensor, clip_high: float) -> tuple[Tensor, Tensor]:
+    """REINFORCE weighted by the clipped ratio, so that no token loses its gradient; also where it was clipped, bool [T].
+
+    pg_t = -sg(min(rho_t, 1 + clip_high)) A_t logprob_t    CISPO, arXiv 2506.13585, section 3.1, without a lower bound
+    """
+    return -ratio.detach().clamp(max=1 + clip_high) * advantages * logprobs, ratio > 1 + clip_high
+
+
+def estimate_kl(estimator: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """The penalty per token, [T]; `estimator` is k1, k2 or k3.
+
+    The three are those of joschu.net/blog/kl-approx.html. What a penalty does is in its gradient, not in its value, and the
+    expected gradient of an estimate need not be that of what it estimates (arXiv 2510.01555). Here the KL is that of the next
+    token at each position of the response, and expectations are over tokens from the policy itself: they hold for the first
+    update on a batch, and drift with the ratio after it.
+    """
+    if estimator not in KL_ESTIMATORS:
+        raise ValueError(f"kl_estimator is {estimator!r}; it must be one of {', '.join(KL_ESTIMATORS)}")
+    return KL_ESTIMATORS[estimator](logprobs, ref_logprobs)
+
+
+def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """Value d = logprob - ref_logprob, unbiased for KL(policy || reference); gradient sg(d) grad logprob.
+
+    Its own derivative is grad logprob, 0 in expectation. That of the KL, sum_x p(x) d(x), is E[d grad logprob] + E[grad logprob],
+    of which the first part stays: the estimate as a reward.
+    """
+    d = (logprobs - ref_logprobs).detach()
+    return d + d * (logprobs - logprobs.detach())
+
+
+def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """(logprob - ref_logprob)^2 / 2: a biased value, but token by token the gradient of k1, that of KL(policy || reference)."""
+    return (logprobs - ref_logprobs).square() / 2
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Schulman's k3 estimate of KL(policy || reference) per token; never negative.
+    """exp(d) - d - 1 with d = ref_logprob - logprob cut to [-10, 10]: unbiased for KL(policy || reference), never negative.
 
-    exp(d) - d - 1 with d = ref_logprob - logprob, cut to [-10, 10].
+    Differentiated as it stands, as in the original and in GRPO (arXiv 2402.03300, eq. 4). Its gradient (1 - exp(d)) grad logprob
+    is in expectation that of the other direction, KL(reference || policy); near the reference the two agree to first order.
     """
     d = (ref_logprobs - logprobs).clamp(-MAX_KL_LOG_RATIO, MAX_KL_LOG_RATIO)
     return d.exp() - d - 1
+
+
+KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
+
+
+def _check_shapes(logprobs: Tensor, others: dict[str, Tensor | None]) -> None:
+    for name, values in others.items():
+        # Broadcasting would make a loss of T x T terms out of a stray dimension, without a word.
+        if values is not None and (values.shape != logprobs.shape or values.dim() != 1):
+            raise ValueError(f"{name} {tuple(values.shape)} and logprobs {tuple(logprobs.shape)} must be equal and flat")

@@ -1,15 +1,6 @@
 """What is logged of a step, from sums and counts over all ranks, so that the number of ranks does not show.
 
-    reward/strict, reward/lenient   mean over trajectories
-    reward/signal                   part of the groups whose rewards are not all equal
-    rollout/turns                   turns of all trajectories
-    rollout/prompt_tokens           mean over turns
-    rollout/response_tokens         mean over turns
-    rollout/truncated               part of the turns that the token cap ended
-    rollout/logprob_diff_mean, _max |trainer - sampler| log-probability on the step's first update, where both have equal weights
-    loss/pg_loss, loss/kl, ...      token means (see `rl/loss.py`), averaged over the step's updates
-    optim/grad_norm, optim/lr       mean over the step's updates; the last update's rate
-    optim/skipped                   updates that DeepSpeed left out because the gradient was not finite
+Every name with its formula: docs/metrics.md.
 """
 
 import math
@@ -17,38 +8,58 @@ import math
 import torch
 
 from memrl.rl import distributed
-from memrl.types import Group
+from memrl.rl.rollout import Collected, has_signal
+from memrl.types import Turn
 
 
-def rollout_metrics(groups: list[Group]) -> dict[str, float]:
-    """Means over the trajectories and turns of all ranks."""
+def rollout_metrics(collected: Collected) -> dict[str, float]:
+    """Means over what all ranks have sampled, groups that dynamic sampling replaced included."""
+    groups = collected.groups + collected.replaced
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    sums = torch.tensor(
-        [
-            len(trajectories),
-            sum(t.scores["strict"] for t in trajectories),
-            sum(t.scores["lenient"] for t in trajectories),
-            len(groups),
-            sum(len({t.reward for t in group.trajectories}) > 1 for group in groups),
-            len(turns),
-            sum(len(t.prompt_ids) for t in turns),
-            sum(len(t.response_ids) for t in turns),
-            sum(t.finish_reason == "length" for t in turns),
-        ],
-        dtype=torch.float64,
-    )
-    trajectory_count, strict, lenient, group_count, signal, turn_count, prompt, response, truncated = (
-        distributed.sum_over_ranks(sums).tolist()
-    )
+    memory, answer = ([turn for turn in turns if turn.kind == kind] for kind in ("memory", "answer"))
+    sums = {
+        "trajectories": len(trajectories),
+        "reward": sum(t.reward for t in trajectories),
+        "penalty": sum(t.penalty for t in trajectories),
+        "strict": sum(t.scores["strict"] for t in trajectories),
+        "lenient": sum(t.scores["lenient"] for t in trajectories),
+        "errors": sum(bool(t.error) for t in trajectories),
+        "groups": len(groups),
+        "signal": sum(map(has_signal, groups)),
+        "replaced": len(collected.replaced),
+        "turns": len(turns),
+        "prompt": sum(len(t.prompt_ids) for t in turns),
+        "memory_turns": len(memory),
+        "answer_turns": len(answer),
+        "memory_tokens": _response_tokens(memory),
+        "answer_tokens": _response_tokens(answer),
+        "response": _response_tokens(turns),
+        "memory_truncated": _truncated(memory),
+        "answer_truncated": _truncated(answer),
+        "truncated": _truncated(turns),
+    }
+    total = sum_by_name(sums)
+
+    def mean(name: str, over: str) -> float:
+        return total[name] / max(1.0, total[over])
+
     return {
-        "reward/strict": strict / trajectory_count,
-        "reward/lenient": lenient / trajectory_count,
-        "reward/signal": signal / group_count,
-        "rollout/turns": int(turn_count),
-        "rollout/prompt_tokens": prompt / turn_count,
-        "rollout/response_tokens": response / turn_count,
-        "rollout/truncated": truncated / turn_count,
+        "reward/mean": mean("reward", "trajectories"),
+        "reward/penalty": mean("penalty", "trajectories"),
+        "reward/strict": mean("strict", "trajectories"),
+        "reward/lenient": mean("lenient", "trajectories"),
+        "reward/errors": int(total["errors"]),
+        "reward/signal": mean("signal", "groups"),
+        "reward/replaced_groups": int(total["replaced"]),
+        "rollout/turns": int(total["turns"]),
+        "rollout/prompt_tokens": mean("prompt", "turns"),
+        "rollout/response_tokens": mean("response", "turns"),
+        "rollout/memory_tokens": mean("memory_tokens", "memory_turns"),
+        "rollout/answer_tokens": mean("answer_tokens", "answer_turns"),
+        "rollout/truncated": mean("truncated", "turns"),
+        "rollout/truncated_memory": mean("memory_truncated", "memory_turns"),
+        "rollout/truncated_answer": mean("answer_truncated", "answer_turns"),
     }
 
 
@@ -60,13 +71,33 @@ def update_metrics(updates: list[dict[str, float]]) -> dict[str, float]:
     def mean(name: str) -> float:
         return sum(update[name] for update in updates) / len(updates)
 
-    token_means = ["pg_loss", "kl", "entropy", "approx_kl", "ratio", "clip_frac", "dual_clip_frac"]
-    return {
-        "rollout/logprob_diff_mean": updates[0]["logprob_diff"],
-        "rollout/logprob_diff_max": updates[0]["logprob_diff_max"],
-        **{f"loss/{name}": mean(name) for name in token_means if name in updates[0]},
+    first = updates[0]
+    rollout = {
+        "rollout/logprob_diff_mean": first["logprob_diff"],
+        "rollout/logprob_diff_max": first["logprob_diff_max"],
+        "rollout/mismatch_kl": first["mismatch_kl"],
+    }
+    token_means = ["pg_loss", "kl", "entropy", "approx_kl", "ratio", "clip_frac", "dual_clip_frac", "correction"]
+    return rollout | {
+        **{f"loss/{name}": mean(name) for name in token_means if name in first},
         "optim/grad_norm": mean("grad_norm"),
         "optim/lr": updates[-1]["lr"],
         "optim/updates": len(updates),
         "optim/skipped": sum(not math.isfinite(update["grad_norm"]) for update in updates),
+        "update/tokens": mean("tokens"),
+        "update/turns": mean("turns"),
     }
+
+
+def sum_by_name(values: dict[str, float]) -> dict[str, float]:
+    """Each value's sum over all ranks; the names must be the same everywhere. Collective."""
+    sums = distributed.sum_over_ranks(torch.tensor(list(values.values()), dtype=torch.float64))
+    return dict(zip(values, sums.tolist(), strict=True))
+
+
+def _response_tokens(turns: list[Turn]) -> int:
+    return sum(len(turn.response_ids) for turn in turns)
+
+
+def _truncated(turns: list[Turn]) -> int:
+    return sum(turn.finish_reason == "length" for turn in turns)

@@ -1,7 +1,7 @@
 """Turns to micro-batches: packed token rows without padding, under a hard bound on their number."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,10 +11,19 @@ from memrl.types import Turn
 
 @dataclass
 class TrainTurn:
-    """A turn with what its trajectory earned; `advantage` falls on every response token."""
+    """A turn with what its trajectory earned.
+
+    Attributes:
+        advantage: falls on every response token.
+        group_id, trajectory_id: where the turn comes from; means over groups or trajectories are taken by these.
+        weight: of each response token in the optimizer step's loss; see `memrl/rl/aggregation.py`.
+    """
 
     turn: Turn
     advantage: float
+    group_id: int = 0
+    trajectory_id: int = 0
+    weight: float = 0.0
 
     @property
     def num_inputs(self) -> int:
@@ -37,15 +46,26 @@ class MicroBatch:
         seq_lens: T's parts, ascending, so that equal lengths are neighbours.
         select: int64 [N], positions in `ids`.
         targets: int64 [N], the response ids.
-        old_logprobs, advantages: fp32 [N].
+        turn_index: int64 [N], which of the batch's turns each target belongs to.
+        sampler_logprobs: fp32 [N], of the policy that sampled, as the sampler computed them.
+        old_logprobs: fp32 [N], of the same policy, for the ratio: the sampler's or, where the two are corrected for their
+            disagreement, the trainer's.
+        advantages, weights: fp32 [N].
+        ref_logprobs: fp32 [N], of the frozen start; None without a penalty.
+        correction: fp32 [N], weights against the disagreement of sampler and trainer; None without.
     """
 
     ids: Tensor
     seq_lens: list[int]
     select: Tensor
     targets: Tensor
+    turn_index: Tensor
+    sampler_logprobs: Tensor
     old_logprobs: Tensor
     advantages: Tensor
+    weights: Tensor
+    ref_logprobs: Tensor | None = None
+    correction: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -54,7 +74,7 @@ class MicroBatch:
 
     def to(self, device: torch.device | str) -> "MicroBatch":
         tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return MicroBatch(**tensors, seq_lens=self.seq_lens)
+        return replace(self, **tensors)
 
 
 def pack_turns(turns: Sequence[TrainTurn], max_tokens: int) -> list[MicroBatch]:
@@ -97,31 +117,34 @@ def share_out(sizes: Sequence[int], num_parts: int) -> list[int]:
 
 def empty_micro_batch() -> MicroBatch:
     """One token and no targets: what a rank runs while others still have work, because ZeRO-3 gathers weights collectively."""
-    none = torch.zeros(0)
-    return MicroBatch(torch.zeros(1, dtype=torch.int64), [1], none.long(), none.long(), none, none)
+    none, no_ids = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
+    return MicroBatch(torch.zeros(1, dtype=torch.int64), [1], no_ids, no_ids, no_ids, none, none, none, none)
 
 
 def _pack(turns: list[TrainTurn]) -> MicroBatch:
     turns = sorted(turns, key=lambda t: t.num_inputs)
     ids: list[int] = []
     targets: list[int] = []
-    old_logprobs: list[float] = []
-    select, advantages = [], []
+    logprobs: list[float] = []
+    select = []
     for item in turns:
         turn = item.turn
-        num_response = len(turn.response_ids)
         first = len(ids) + len(turn.prompt_ids) - 1
-        select.append(torch.arange(first, first + num_response))
+        select.append(torch.arange(first, first + len(turn.response_ids)))
         ids += turn.prompt_ids
         ids += turn.response_ids[:-1]
         targets += turn.response_ids
-        old_logprobs += turn.response_logprobs
-        advantages.append(torch.full((num_response,), item.advantage))
+        logprobs += turn.response_logprobs
+    turn_index = torch.repeat_interleave(torch.tensor([len(item.turn.response_ids) for item in turns]))
+    sampler_logprobs = torch.tensor(logprobs, dtype=torch.float32)
     return MicroBatch(
         ids=torch.tensor(ids),
         seq_lens=[t.num_inputs for t in turns],
         select=torch.cat(select),
         targets=torch.tensor(targets),
-        old_logprobs=torch.tensor(old_logprobs, dtype=torch.float32),
-        advantages=torch.cat(advantages).float(),
+        turn_index=turn_index,
+        sampler_logprobs=sampler_logprobs,
+        old_logprobs=sampler_logprobs,
+        advantages=torch.tensor([item.advantage for item in turns], dtype=torch.float32)[turn_index],
+        weights=torch.tensor([item.weight for item in turns], dtype=torch.float32)[turn_index],
     )

@@ -1,7 +1,6 @@
 """A training run from its settings to its report: what `train.py` calls."""
 
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -9,34 +8,50 @@ from memrl.agents import AgentConfig
 from memrl.cli import user_errors
 from memrl.config import TrainConfig
 from memrl.model import load_model
-from memrl.progress import Progress
 from memrl.rl import distributed
-from memrl.rl.checkpoint import RunFolder
+from memrl.rl.checkpoint import RunFolder, SaveError
+from memrl.rl.console import StepTable
+from memrl.rl.curves import plot_curves
 from memrl.rl.report import evaluate_policy, has_report, write_report
+from memrl.rl.stopping import GracefulStop
+from memrl.rl.tracking import Tracker, check_tracking
 from memrl.rl.trainer import Trainer, build_agent, run_inputs
 from memrl.runtime import set_threads
 from memrl.tokenizer import load_tokenizer
 
 
 def run(config: TrainConfig) -> int:
-    """Train as configured; returns the process's exit code."""
+    """Train as configured; returns the process's exit code.
+
+    0: done. 2: a mistake in the settings or their files. 1: something could not be written. 130, 143: stopped by SIGINT, SIGTERM.
+    """
+    stop = GracefulStop(f"the same command resumes from the last checkpoint in {config.run_dir}")
     set_threads(config.threads)
     with user_errors():
         distributed.init(config.device)
-    # An interrupted run resumes from its last checkpoint, so there is nothing to tidy up and nothing to explain at length.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        _run(config)
-    except KeyboardInterrupt:
-        print(f"interrupted; the same command resumes from the last checkpoint in {config.run_dir}", file=sys.stderr)
-        sys.stderr.flush()
-        os._exit(130)  # other ranks may be waiting in a collective that no longer comes
+        _run(config, stop)
+    except (SaveError, OSError) as error:
+        if os.environ.get("MEMRL_TRACEBACK"):
+            raise
+        return _end_unwritten(error)
     distributed.shutdown()
-    return 0
+    return stop.exit_code
 
 
-def _run(config: TrainConfig) -> None:
+def _end_unwritten(error: Exception) -> int:
+    """One line for what could not be written: from rank 0 where all ranks know, from the rank that found out otherwise."""
+    if distributed.rank() == 0 or not isinstance(error, SaveError):
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    if isinstance(error, SaveError):
+        distributed.shutdown()
+        return 1
+    os._exit(1)  # other ranks may be waiting in a collective that no longer comes
+
+
+def _run(config: TrainConfig, stop: GracefulStop) -> None:
     with user_errors():
+        check_tracking(config.log)
         agent = build_agent(config)
         folder = RunFolder(config.run_dir)
         first_step = folder.open(config, run_inputs(config, agent))
@@ -51,25 +66,47 @@ def _run(config: TrainConfig) -> None:
     if first_step:
         _say(f"resuming after step {first_step}")
     steps = config.rl.steps
-    with (
-        open(os.devnull, "w") as nowhere,
-        Progress(
-            "train", steps, "steps", start=first_step, stream=None if distributed.rank() == 0 else nowhere
-        ) as progress,
-    ):
-
-        def on_step(done: int, metrics: dict[str, float]) -> None:
-            progress.set(done, reward=metrics["reward/strict"], kl=metrics.get("loss/kl", 0.0))
-
-        trainer.train(first_step, on_step)
-    trainer.export()
+    steps_done = _train(trainer, first_step, stop)
+    if stop.signal:
+        _say(f"stopped after step {steps_done}; the same command resumes there")
+        trainer.close()
+        return
+    if not config.checkpoint.every:  # otherwise the last checkpoint's
+        if distributed.rank() == 0:
+            trainer.export(folder.path / "model")
+        distributed.barrier()
     _say(f"trained policy: {folder.path / 'model'} (a Hugging Face folder)")
     if config.report.lengths:
         if first_step < steps or not has_report(trainer, "after"):
             evaluate_policy(trainer, "after", trainer.replica)
         if distributed.rank() == 0:
             write_report(folder.path, config.data.max_chunks)
-    trainer.engine.close()
+    trainer.close()
+
+
+def _train(trainer: Trainer, first_step: int, stop: GracefulStop) -> int:
+    """The steps, with their table and trackers; returns the number of steps done."""
+    config, is_first = trainer.config, distributed.rank() == 0
+    tracker = Tracker(config.run_dir, config.log, config.to_dict(), first_step) if is_first else None
+    with (
+        open(os.devnull, "w") as nowhere,
+        StepTable(config.rl.steps, first_step, stream=None if is_first else nowhere) as table,
+    ):
+
+        def on_step(done: int, metrics: dict, seconds: dict, validation: dict | None) -> None:
+            metrics = metrics | {f"validation/{name}": value for name, value in (validation or {}).items()}
+            table.row(done, metrics, seconds)
+            if tracker is not None:
+                tracker.log(done, metrics | {f"timing/{name}": value for name, value in seconds.items()})
+
+        steps_done = trainer.train(first_step, on_step, stop)
+    if tracker is not None:
+        tracker.close()
+        try:
+            _say(f"learning curves: {plot_curves(config.run_dir)}")
+        except ValueError as error:  # a damaged line in a log: no picture is worth a run
+            _say(f"no learning curves: {error}")
+    return steps_done
 
 
 def _own_start(config: TrainConfig, folder: RunFolder, agent: AgentConfig) -> Path:

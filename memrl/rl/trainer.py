@@ -5,10 +5,11 @@ Every rank holds a plain replica of the policy to sample with, and a part of the
     groups     = the agent reads each of the step's samples group_size times            rl/rollout.py
     advantages = R - mean of the group, the same on all turns of a trajectory           rl/advantage.py
     epochs * updates_per_step times: gradient of the clipped loss over some groups      rl/update.py, rl/loss.py
-    replica    = the new weights
+    replica    = the new weights                                                        rl/engine.py
+
+and, every so often, a validation and a checkpoint (rl/validation.py, rl/checkpoint.py).
 """
 
-import copy
 import hashlib
 import json
 import math
@@ -16,6 +17,8 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+
+import torch
 
 from kernels import pick_attention
 from memrl.agents import AgentConfig
@@ -26,21 +29,29 @@ from memrl.data.source import FileSource, NeedleSource, Source
 from memrl.files import fingerprint
 from memrl.limits import longest_turn
 from memrl.llm import Decoding, LocalLLM
-from memrl.model import load_model, save_model
+from memrl.model import save_model
+from memrl.model.hf_config import read_config
 from memrl.prompts import load_prompts
+from memrl.reward_pool import RewardPool
 from memrl.rl import distributed
 from memrl.rl.checkpoint import RunFolder
 from memrl.rl.engine import Engine
+from memrl.rl.memory_plan import check_fits
 from memrl.rl.metrics import rollout_metrics, update_metrics
 from memrl.rl.packing import TrainTurn
-from memrl.rl.rollout import assign_advantages, collect_groups
-from memrl.rl.update import accumulate_gradients
+from memrl.rl.reference import make_reference
+from memrl.rl.rollout import assign_advantages, collect_step, has_signal
+from memrl.rl.start import load_policy, load_replica
+from memrl.rl.stopping import GracefulStop
+from memrl.rl.update import accumulate_gradients, add_logprobs, prepare_update, split_groups
+from memrl.rl.validation import validate_policy, validation_samples
 from memrl.sampler import Sampler
 from memrl.tokenizer import Tokenizer
-from memrl.types import Group
+from memrl.types import Group, Turn
 
 MAX_SKIPPED = 20  # optimizer steps in a row without a finite gradient
-ROLLOUTS_LOGGED = 2  # trajectories of each step that rank 0 writes to rollouts.jsonl
+
+OnStep = Callable[[int, dict[str, float], dict[str, float], dict[str, float] | None], None]
 
 
 class Trainer:
@@ -55,16 +66,20 @@ class Trainer:
         self.config, self.run, self.tokenizer, self.agent = config, run, tokenizer, agent
         self.source = make_source(config)
         check_limits(config, agent, tokenizer, self.source)
+        self.validation_samples = validation_samples(config) if config.validation.every else []
+        self.rewards = RewardPool(config.reward.function, config.reward.workers, config.reward.timeout_s)
         device = distributed.device()
-        policy = load_model(start, dtype=config.model.dtype, device=device).train()
-        self.replica = copy.deepcopy(policy).eval().requires_grad_(False)
-        self.reference = copy.deepcopy(self.replica) if config.rl.kl_coef > 0 else None
-        policy.checkpoint_layers = config.model.checkpoint_layers
+        if device.type == "cuda":
+            memory = torch.cuda.get_device_properties(device).total_memory
+            check_fits(config, read_config(start), distributed.world_size(), memory)
+        self.replica = load_replica(start, config, device)
+        policy = load_policy(start, config, device)
         total_updates = config.rl.steps * config.rl.updates_per_step * config.rl.epochs
         self.engine = Engine(policy, config.optim, config.engine, total_updates)
+        self.reference = make_reference(config, start, self.replica, self.engine, device)
         rollout = config.rollout
         self.attention, self.attention_reason = pick_attention(config.model.attention, device, self.replica.dtype)
-        sampler = Sampler(
+        self.sampler = Sampler(
             self.replica,
             tokenizer,
             max_rows=rollout.max_rows,
@@ -73,14 +88,16 @@ class Trainer:
             share_prefixes=rollout.share_prefixes,
             attention=self.attention,
         )
-        if (longest := longest_turn(tokenizer, agent)) > sampler.cache_tokens:
+        if (longest := longest_turn(tokenizer, agent)) > self.sampler.cache_tokens:
             raise ValueError(
-                f"the agent's limits allow turns of {longest} tokens, and rollout.cache_gib has room for {sampler.cache_tokens}; "
-                "raise it, or lower the limits"
+                f"the agent's limits allow turns of {longest} tokens, and rollout.cache_gib has room for "
+                f"{self.sampler.cache_tokens}; raise it, or lower the limits"
             )
-        decoding = Decoding(rollout.temperature, rollout.top_p, rollout.top_k)
-        self.llm = LocalLLM(sampler, tokenizer, decoding, agent.prompts.system)
+        self.llm = self._llm(Decoding(rollout.temperature, rollout.top_p, rollout.top_k))
         self._skipped_in_a_row = 0
+
+    def _llm(self, decoding: Decoding) -> LocalLLM:
+        return LocalLLM(self.sampler, self.tokenizer, decoding, self.agent.prompts.system)
 
     def resume(self, first_step: int) -> None:
         """Take up what was saved after `first_step` steps; nothing for step 0."""
@@ -88,59 +105,92 @@ class Trainer:
             self.run.load(self.engine, first_step)
             self.engine.copy_weights_to(self.replica)
         if distributed.rank() == 0:
-            self.run.truncate_logs(first_step)
+            self.run.truncate_logs(first_step or -1)  # a validation before the first step is logged as step 0
 
-    def train(self, first_step: int, on_step: Callable[[int, dict[str, float]], None]) -> None:
-        """Run the steps after `first_step`, saving as configured; `on_step(steps done, metrics)` is called after each."""
-        steps, every = self.config.rl.steps, self.config.checkpoint.every
+    def train(self, first_step: int, on_step: OnStep, stop: GracefulStop) -> int:
+        """Run the steps after `first_step`, validating and saving as configured.
+
+        Args:
+            on_step: called after each step with the number of steps done, its metrics, its seconds and its validation or None.
+            stop: asked after each step; a run that is to stop saves what it has.
+
+        Returns:
+            The number of steps done.
+        """
+        steps, every, validate_every = self.config.rl.steps, self.config.checkpoint.every, self.config.validation.every
+        if validate_every and first_step == 0:
+            on_step(0, {}, {}, self.validate(0))
         for step in range(first_step, steps):
-            metrics = self.step(step)
-            if every and ((step + 1) % every == 0 or step + 1 == steps):
-                self.run.save(self.engine, step + 1, self.config.checkpoint.keep_last)
-                self.export()
-            on_step(step + 1, metrics)
+            done, ends = step + 1, step + 1 == steps
+            stop.begin_step(done)
+            metrics, seconds = self.step(step)
+            validation = self.validate(done) if validate_every and (done % validate_every == 0 or ends) else None
+            stopping = stop.agreed()
+            if (every and (done % every == 0 or ends)) or stopping:
+                self.run.save(self.engine, done, self.config.checkpoint.keep_last, self.export)
+                stopping = stop.agreed()  # also what was asked while saving
+            on_step(done, metrics, seconds, validation)
+            if stopping:
+                return done
+        stop.end()
+        return steps
 
-    def step(self, step: int) -> dict[str, float]:
-        """One batch of rollouts and its optimizer steps; returns the step's metrics and logs them."""
+    def step(self, step: int) -> tuple[dict[str, float], dict[str, float]]:
+        """One batch of rollouts and its optimizer steps; logs and returns the step's metrics and seconds."""
         rl = self.config.rl
         started = time.perf_counter()
-        mine = range(distributed.rank(), rl.prompts_per_step, distributed.world_size())
-        samples = {index: self.source.sample(step, index) for index in mine}
-        groups = collect_groups(
-            self.llm, samples, self.agent, group_size=rl.group_size, seed=self.config.seed, step=step
+        slots = range(distributed.rank(), rl.prompts_per_step, distributed.world_size())
+        collected = collect_step(
+            self.llm, self.source, self.agent, self.rewards, rl, seed=self.config.seed, step=step, slots=slots
         )
-        self.llm.sampler.release()  # the update wants the memory now, and what is cached will not hold after it
+        self.sampler.release()  # the update wants the memory now, and what is cached will not hold after it
         sampled = time.perf_counter()
-        turns = assign_advantages(
-            groups, normalize_std=rl.normalize_std, credit=rl.credit, drop_flat_groups=rl.drop_flat_groups
-        )
-        updates = self._update(turns)
+        updates = self._update(assign_advantages(collected.groups, rl, self.agent))
         self.engine.copy_weights_to(self.replica)
-        metrics = {"step": step + 1} | rollout_metrics(groups) | update_metrics(updates)
+        metrics = {"step": step + 1} | rollout_metrics(collected) | update_metrics(updates)
+        finished = time.perf_counter()
+        tokens = metrics["rollout/response_tokens"] * metrics["rollout/turns"]
+        seconds = {
+            "rollout_s": sampled - started,
+            "update_s": finished - sampled,
+            "step_s": finished - started,
+            "tokens_per_s": tokens / (finished - started),
+        }
         if distributed.rank() == 0:
-            finished = time.perf_counter()
             self.run.log("metrics.jsonl", metrics)
-            seconds = {"rollout_s": sampled - started, "update_s": finished - sampled, "step_s": finished - started}
             self.run.log("timing.jsonl", {"step": step + 1} | seconds)
-            self._log_rollouts(step + 1, groups)
-        return metrics
+            self._log_rollouts(step + 1, collected.groups)
+        return metrics, seconds
 
     def _update(self, turns: dict[int, list[TrainTurn]]) -> list[dict[str, float]]:
-        """The batch's optimizer steps; each takes a run of neighbouring group ids, the same on any number of ranks."""
-        rl = self.config.rl
-        updates = []
-        for index in [*range(rl.updates_per_step)] * rl.epochs:
-            first = index * rl.prompts_per_step // rl.updates_per_step
-            last = (index + 1) * rl.prompts_per_step // rl.updates_per_step
-            chosen = [turn for group_id, group in turns.items() if first <= group_id < last for turn in group]
-            metrics = accumulate_gradients(
-                self.engine, self.reference, chosen, rl, self.config.rollout.temperature, self.attention
-            )
-            if metrics is not None:
-                grad_norm, lr = self.engine.step()
-                updates.append(metrics | {"grad_norm": grad_norm, "lr": lr})
-                self._watch(grad_norm)
-        return updates
+        """The batch's optimizer steps: `epochs` passes over the same updates."""
+        rl, temperature = self.config.rl, self.config.rollout.temperature
+        parts = split_groups(turns, rl.updates_per_step)
+        updates = [update for part in parts if (update := prepare_update(part, rl)) is not None]
+        add_logprobs(updates, self.engine, self.reference, rl, temperature, self.attention)
+        records = []
+        for update in updates * rl.epochs:
+            metrics = accumulate_gradients(self.engine, update, rl, temperature, self.attention)
+            grad_norm, lr = self.engine.step()
+            records.append(metrics | {"grad_norm": grad_norm, "lr": lr})
+            self._watch(grad_norm)
+        return records
+
+    def validate(self, step: int) -> dict[str, float]:
+        """Read the validation's documents with the present weights, log the scores and keep the best policy. Collective."""
+        options = self.config.validation
+        llm = self._llm(Decoding(options.temperature, options.top_p))
+        record = validate_policy(
+            llm, self.validation_samples, self.agent, repeats=options.repeats, seed=self.config.seed
+        )
+        self.sampler.release()
+        if distributed.rank() == 0:
+            seconds = record.pop("seconds")
+            self.run.log("validation.jsonl", {"step": step} | record)
+            self.run.log("timing.jsonl", {"step": step, "validation_s": seconds})
+        if self.config.checkpoint.keep_best:
+            self.run.keep_best(step, record["strict"], self.export)
+        return record
 
     def _watch(self, grad_norm: float) -> None:
         """End a run that no longer learns: DeepSpeed leaves a step with a gradient that is not finite out, without a word."""
@@ -152,25 +202,46 @@ class Trainer:
             )
 
     def _log_rollouts(self, step: int, groups: list[Group]) -> None:
-        for group in groups[:ROLLOUTS_LOGGED]:
-            trajectory = group.trajectories[0]
+        """Of the first group with signal, the best and the worst in turn: side by side they show what made the difference."""
+        group = next(filter(has_signal, groups), groups[0])
+        ranked = sorted(range(len(group.trajectories)), key=lambda index: -group.trajectories[index].reward)
+        for place in range(min(self.config.log.rollouts, len(ranked))):
+            index = ranked[place // 2] if place % 2 == 0 else ranked[-1 - place // 2]
+            trajectory = group.trajectories[index]
             record = {
                 "step": step,
                 "sample": group.sample.id,
                 "question": group.sample.question,
                 "answers": list(group.sample.answers),
-                "group_rewards": [t.reward for t in group.trajectories],
-                "turns": [{"kind": turn.kind, "text": turn.text} for turn in trajectory.turns],
+                "group": group.id,
+                "rollout": index,
+                "reward": trajectory.reward,
+                "penalty": trajectory.penalty,
+                "advantage": trajectory.advantage,
                 "scores": trajectory.scores,
+                "error": trajectory.error,
+                "group_rewards": [t.reward for t in group.trajectories],
+                "turns": [self._turn_record(turn) for turn in trajectory.turns],
             }
             self.run.log("rollouts.jsonl", record)
 
-    def export(self) -> None:
-        """Write `model/`, a Hugging Face folder of the current weights (the replica's) that carries the agent's settings too."""
-        if distributed.rank() == 0:
-            folder = self.run.path / "model"
-            save_model(self.replica, folder, self.tokenizer, finish=lambda new: save_agent(self.agent, new))
-        distributed.barrier()
+    def _turn_record(self, turn: Turn) -> dict:
+        return {
+            "kind": turn.kind,
+            "prompt": self.tokenizer.decode(turn.prompt_ids),
+            "response": turn.text,
+            "prompt_tokens": len(turn.prompt_ids),
+            "response_tokens": len(turn.response_ids),
+            "finish_reason": turn.finish_reason,
+        }
+
+    def export(self, folder: Path) -> None:
+        """Write a Hugging Face folder of the current weights (the replica's) that carries the agent's settings; rank 0 alone."""
+        save_model(self.replica, folder, self.tokenizer, finish=lambda new: save_agent(self.agent, new))
+
+    def close(self) -> None:
+        self.rewards.close()
+        self.engine.close()
 
 
 def check_limits(config: TrainConfig, agent: AgentConfig, tokenizer: Tokenizer, source: Source) -> None:
@@ -201,6 +272,8 @@ def run_inputs(config: TrainConfig, agent: AgentConfig) -> dict[str, str]:
     inputs = {"prompts": hashlib.sha256(words.encode()).hexdigest()[:16]}
     if config.data.path is not None:
         inputs["data"] = fingerprint([config.data.path])
+    if config.reward.function is not None:
+        inputs["reward"] = fingerprint([config.reward.function.rpartition(":")[0]])
     return inputs
 
 

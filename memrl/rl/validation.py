@@ -1,0 +1,70 @@
+"""Validation during training: the same agent, other documents."""
+
+import time
+from itertools import islice
+
+from memrl.agents import AgentConfig, memory_agent
+from memrl.config import TrainConfig
+from memrl.data.custom import load_jsonl
+from memrl.data.needle import make_sample
+from memrl.llm import LocalLLM
+from memrl.rewards import score
+from memrl.rl import distributed
+from memrl.rl.metrics import sum_by_name
+from memrl.sampler.sampling import row_seed
+from memrl.types import Sample, Trajectory
+
+STREAM = 7_000_003  # documents and draws of validation, training and the report never coincide
+
+
+def validation_samples(config: TrainConfig) -> list[Sample]:
+    """The questions that every validation of a run asks; raises ValueError where the file cannot be read."""
+    options = config.validation
+    if options.path is not None:
+        return list(islice(load_jsonl(options.path), options.samples))
+    return [make_sample(config.data.max_chunks, row_seed(STREAM, config.seed, i)) for i in range(options.samples)]
+
+
+def validate_policy(
+    llm: LocalLLM, samples: list[Sample], agent: AgentConfig, *, repeats: int, seed: int
+) -> dict[str, float]:
+    """Let the agent read every sample `repeats` times. Collective: ranks take every world-size-th reading.
+
+    The draws are the same at every validation, so that two of them differ by the weights alone.
+
+    Returns:
+        "strict" and "lenient", means over the readings, with "strict_best", the mean over samples of the best of its readings;
+        "n", the readings; "truncated", the part of the turns that their cap ended; "seconds".
+    """
+    started = time.perf_counter()
+
+    async def read(index: int, repeat: int) -> Trajectory:
+        trajectory = await memory_agent(llm.session(STREAM, seed, index, repeat), samples[index], agent)
+        score(trajectory, samples[index])
+        return trajectory
+
+    keys = [(index, repeat) for index in range(len(samples)) for repeat in range(repeats)]
+    # Whole samples stay on one rank, for the best of their readings.
+    mine = [key for key in keys if key[0] % distributed.world_size() == distributed.rank()]
+    trajectories = llm.run(read(*key) for key in mine)
+    best: dict[int, float] = {}
+    for (index, _), trajectory in zip(mine, trajectories, strict=True):
+        best[index] = max(best.get(index, 0.0), trajectory.scores["strict"])
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    total = sum_by_name(
+        {
+            "strict": sum(t.scores["strict"] for t in trajectories),
+            "lenient": sum(t.scores["lenient"] for t in trajectories),
+            "best": sum(best.values()),
+            "truncated": sum(turn.finish_reason == "length" for turn in turns),
+            "turns": len(turns),
+        }
+    )
+    return {
+        "strict": total["strict"] / len(keys),
+        "lenient": total["lenient"] / len(keys),
+        "strict_best": total["best"] / len(samples),
+        "n": len(keys),
+        "truncated": total["truncated"] / max(1.0, total["turns"]),
+        "seconds": time.perf_counter() - started,
+    }

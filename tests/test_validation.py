@@ -1,0 +1,76 @@
+"""Validation reads the same questions in the same way every time, whatever the ranks."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from memrl.config import DataOptions, TrainConfig, ValidationOptions
+from memrl.llm import Decoding, LocalLLM
+from memrl.model import Transformer
+from memrl.rl import distributed, validation
+from memrl.rl.validation import validate_policy, validation_samples
+from memrl.sampler import Sampler
+from memrl.types import Sample
+from tests.test_rollout import AGENT
+from tests.test_tokenizer import character_tokenizer
+
+SAMPLES = [Sample(str(i), "who", "a document" * i, ("x",)) for i in range(5)]
+
+
+@pytest.fixture
+def llm(tiny_config, randomize):
+    tokenizer = character_tokenizer()
+    model = Transformer(replace(tiny_config, vocab_size=tokenizer.vocab_size)).eval()
+    randomize(model, seed=4, std=0.15)
+    return LocalLLM(Sampler(model), tokenizer, Decoding())
+
+
+@pytest.fixture
+def by_parity(monkeypatch):
+    """A score that a random model's answers differ in."""
+
+    def score(trajectory, sample):
+        right = float(sum(trajectory.turns[-1].response_ids) % 2 == 0)
+        trajectory.scores = {"strict": right, "lenient": 1.0}
+
+    monkeypatch.setattr(validation, "score", score)
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    monkeypatch.setattr(distributed, "sum_over_ranks", lambda values: values)
+
+
+def scores(record):
+    return {name: value for name, value in record.items() if name != "seconds"}
+
+
+def test_scores_are_means_over_all_readings_and_repeat_exactly(llm, by_parity, alone):
+    first = scores(validate_policy(llm, SAMPLES, AGENT, repeats=3, seed=1))
+    assert first["n"] == 15 and first["lenient"] == 1.0
+    assert 0 < first["strict"] < first["strict_best"] <= 1
+    assert scores(validate_policy(llm, SAMPLES, AGENT, repeats=3, seed=1)) == first
+
+
+def test_the_ranks_parts_add_up_to_the_whole(llm, by_parity, monkeypatch):
+    sums = []
+    monkeypatch.setattr(distributed, "sum_over_ranks", lambda values: sums.append(values) or values)
+    validate_policy(llm, SAMPLES, AGENT, repeats=2, seed=1)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    for rank in range(2):
+        monkeypatch.setattr(distributed, "rank", partial(int, rank))
+        validate_policy(llm, SAMPLES, AGENT, repeats=2, seed=1)
+    whole, *parts = sums
+    assert sum(parts).tolist() == whole.tolist()
+
+
+def test_the_miniatures_validation_documents_are_not_those_of_training():
+    config = TrainConfig(data=DataOptions(min_chunks=2, max_chunks=3), validation=ValidationOptions(every=1, samples=20))
+    samples = validation_samples(config)
+    assert len({sample.context for sample in samples}) == 20
+    assert validation_samples(config) == samples
+    from memrl.rl.trainer import make_source
+
+    drawn = {make_source(config).sample(step, index).context for step in range(20) for index in range(20)}
+    assert not drawn & {sample.context for sample in samples}

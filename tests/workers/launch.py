@@ -1,0 +1,18 @@
+"""Workers as real processes under torchrun."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+
+def torchrun(worker: ModuleType, out: Path, *arguments: str | Path, ranks: int = 2) -> dict:
+    """What a worker module's script, given `out` and the arguments, wrote to `out`."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
+    command = [sys.executable, *launcher, str(worker.__file__), str(out), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert out.exists(), done.stderr[-3000:]
+    return torch.load(out)

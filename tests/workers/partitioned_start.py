@@ -1,0 +1,75 @@
+"""Run by tests/test_engine.py on 2 ranks: policies that are loaded in parts, against the same ones loaded whole.
+
+torchrun --nproc_per_node 2 partitioned_start.py OUT.pt MODEL_FOLDER [MODEL_FOLDER ...]
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from memrl.config import EngineOptions, OptimOptions, TrainConfig
+from memrl.model import PackedContext, Transformer, load_model
+from memrl.rl import distributed
+from memrl.rl.engine import Engine
+from memrl.rl.start import load_policy
+
+IDS = torch.tensor([3, 14, 15, 92, 65, 35, 89, 79, 32, 38])
+
+
+def held_here(model: Transformer) -> tuple[int, int]:
+    """Elements of the weights in this rank's memory, and how many of them lie there whole."""
+    parts = sum(parameter.ds_tensor.numel() for parameter in model.parameters())
+    return parts, sum(parameter.numel() for parameter in model.parameters())
+
+
+def train(engine: Engine, updates: int = 3) -> list[float]:
+    """Gradient norms of some optimizer steps on tokens that differ from rank to rank."""
+    norms = []
+    for update in range(updates):
+        ids = (IDS * (2 + distributed.rank()) + update) % 97
+        logprobs, _ = engine(ids[:-1], PackedContext([len(ids) - 1]), None, ids[1:])
+        engine.backward(-logprobs.mean() / distributed.world_size(), is_last=True)
+        norms.append(engine.step()[0])
+    return norms
+
+
+def whole_weights(engine: Engine) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in engine.weights()}
+
+
+def masters(engine: Engine) -> dict[str, torch.Tensor]:
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    return {name: safe_get_full_fp32_param(p).clone() for name, p in engine.module.named_parameters()}
+
+
+def compare(folder: str) -> dict:
+    config = TrainConfig(optim=OptimOptions(lr=1e-2, warmup_updates=1), engine=EngineOptions(persistence_threshold=0))
+    policy = load_policy(folder, config, "cpu")
+    result = {"held": held_here(policy), "checkpoint_layers": policy.checkpoint_layers, "training": policy.training}
+    engine = Engine(policy, config.optim, config.engine, total_updates=10)
+    result |= {"start": whole_weights(engine), "masters": masters(engine), "norms": train(engine), "end": whole_weights(engine)}
+    engine.close()
+    whole = load_model(folder).train()
+    whole.checkpoint_layers = True
+    engine = Engine(whole, config.optim, config.engine, total_updates=10)
+    result |= {"norms_whole": train(engine), "end_whole": whole_weights(engine)}
+    engine.close()
+    return result
+
+
+def main(out: str, folders: list[str]) -> None:
+    torch.set_num_threads(1)
+    distributed.init("cpu")
+    results = [compare(folder) for folder in folders]
+    held = distributed.gather_lists([[result["held"] for result in results]])
+    if distributed.rank() == 0:
+        torch.save({"results": results, "held": held}, out)
+    distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
