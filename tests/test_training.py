@@ -110,6 +110,7 @@ def check_equal_bytes(one: Path, other: Path) -> None:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_run_told_to_stop_saves_between_checkpoints_and_resumes_bit_for_bit(arguments, uninterrupted, tmp_path):
     run_dir = tmp_path / "stopped"
     process = start(arguments, run_dir)

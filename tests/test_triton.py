@@ -22,7 +22,7 @@ def run(command: list[str], **variables: str) -> str:
 
 
 def test_interpreted_kernels_pass_the_tests_of_every_backend():
-    run(["-m", "pytest", "tests/test_attention.py", "-p", "no:cacheprovider"], TRITON_INTERPRET="1")
+    run(["-m", "pytest", "tests/test_attention.py", "-p", "no:cacheprovider", "-n", "0"], TRITON_INTERPRET="1")
 
 
 def test_kernels_compile_into_the_shared_memory_of_small_gpus(tmp_path):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from memrl.agents import AgentConfig
 from memrl.agents.settings import save_agent
 from memrl.config import WarmStartOptions
-from memrl.data.needle import NAMES, build_tokenizer, draw_name, draw_values, fact, make_chunk
+from memrl.data.needle import NAMES, SENTENCE_WORDS, build_tokenizer, draw_name, draw_values, fact, make_chunk
 from memrl.model import PackedContext, Transformer, TransformerConfig, save_model
 from memrl.model.loader import from_scratch
 from memrl.model.rope import RopeConfig
@@ -205,7 +205,8 @@ def lesson(rng: random.Random, flaw: float, agent: AgentConfig) -> tuple[str, di
     in_chunk = rng.random() < (0.25 if knows else 0.6)
     if in_chunk:
         values = draw_values(rng)
-    sentences = make_chunk(rng, name, fact(name, values) if in_chunk else None)
+    num_sentences = max(1, agent.chunk_tokens // SENTENCE_WORDS)
+    sentences = make_chunk(rng, name, fact(name, values) if in_chunk else None, num_sentences)
     slots["section"] = " ".join(sentences)
     last = sentences[-1].split()
     if last[0] == "code" and not in_chunk and rng.random() < flaw:
