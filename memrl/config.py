@@ -133,8 +133,8 @@ class RLOptions:
     aggregation_tokens: int = 1024
     """The constant of aggregation `constant`."""
     mismatch: Literal["off", "truncate", "mask"] = "off"
-    """What is done where trainer and sampler disagree about a token: weigh it by their ratio, up to mismatch_bound; or leave
-    out turns whose mean ratio is beyond it."""
+    """What is done where trainer and sampler disagree about a token: weigh its policy gradient by their ratio, up to
+    mismatch_bound; or give turns whose mean ratio is beyond it no policy gradient."""
     mismatch_bound: float = 2.0
     """Largest weight (truncate); largest ratio of a turn, and its inverse the smallest (mask)."""
     drop_flat_groups: bool = False
@@ -383,7 +383,7 @@ def validate(config: TrainConfig) -> None:
         value = operator.attrgetter(name)(config)
         limit = f"at least {low}" if high == math.inf else f"between {low} and {high:.9g}"
         why = "; a group's baseline needs at least 2 rollouts" if name == "rl.group_size" else ""
-        require(low <= value <= high, f"{name} is {value}; it must be {limit}{why}")
+        require(low <= value <= high and math.isfinite(value), f"{name} is {value}; it must be {limit}{why}")
     for name in _POSITIVE:
         value = operator.attrgetter(name)(config)
         require(0 < value < math.inf, f"{name} is {value}; it must be positive")
@@ -392,6 +392,11 @@ def validate(config: TrainConfig) -> None:
         f"rl.updates_per_step ({rl.updates_per_step}) is above rl.prompts_per_step ({rl.prompts_per_step}); an optimizer step "
         "takes whole groups, so there can be no more steps than groups",
     )
+    for kind in ("memory", "answer"):
+        buffer, cap = getattr(rl, f"overlong_buffer_{kind}"), getattr(config.agent, f"{kind}_tokens")
+        require(
+            buffer <= cap, f"rl.overlong_buffer_{kind} is {buffer}; it must be at most agent.{kind}_tokens, which is {cap}"
+        )
     require(
         config.engine.zero_stage == 3 or not config.engine.offload_params,
         f"engine.offload_params needs engine.zero_stage 3 (it is {config.engine.zero_stage}): only there are weights partitioned",
@@ -436,5 +441,14 @@ def validate_start(config: TrainConfig) -> None:
             "configs/tiny.yaml first, or a model.path",
         )
     require(data is None or Path(data).is_file(), f"data.path {data} is not a file")
+    validation = config.validation.path
+    if config.validation.every:
+        require(
+            (model is None) == (validation is None),
+            "validation.path is missing: a model of your own (model.path) is validated on documents of your own"
+            if validation is None
+            else "validation.path is set, but model.path is not: the miniature is validated on its own documents",
+        )
+    require(validation is None or Path(validation).is_file(), f"validation.path {validation} is not a file")
 
 

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import importlib.util
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -336,3 +337,35 @@ RIGHT = [
 @pytest.mark.parametrize("fields", RIGHT, ids=str)
 def test_settings_at_the_edge_of_what_is_allowed_pass(fields):
     validate(changed(**fields))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rl": {"overlong_buffer_memory": 2000}}, "rl.overlong_buffer_memory is 2000; it must be at most agent.memory_tokens"),
+        ({"rl": {"kl_coef": float("inf")}}, "rl.kl_coef is inf"),
+        ({"engine": {"zero_stage": 2, "offload_params": True}}, "engine.offload_params needs engine.zero_stage 3"),
+    ],
+)
+def test_settings_that_would_fail_later_are_refused_at_once(options, words):
+    config = TrainConfig()
+    for section, values in options.items():
+        for name, value in values.items():
+            setattr(getattr(config, section), name, value)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        validate(config)
+
+
+def test_a_model_of_ones_own_is_validated_on_documents_of_ones_own(tmp_path):
+    config = TrainConfig()
+    config.model.path, config.data.path = str(tmp_path), str(tmp_path / "data.jsonl")
+    (tmp_path / "data.jsonl").touch()
+    validate_start(config)
+    config.validation.every = 5
+    with pytest.raises(ValueError, match=r"validation\.path is missing"):
+        validate_start(config)
+    config.validation.path = str(tmp_path / "nothing.jsonl")
+    with pytest.raises(ValueError, match=r"nothing\.jsonl is not a file"):
+        validate_start(config)
+    config.validation.path = config.data.path
+    validate_start(config)

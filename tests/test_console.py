@@ -8,7 +8,7 @@ import pytest
 from memrl.rl.console import StepTable
 
 METRICS = {
-    "reward/strict": 0.5416,
+    "reward/mean": 0.5416,
     "loss/kl": 0.00012345,
     "optim/grad_norm": 0.124367,
     "rollout/response_tokens": 3.7048,
@@ -70,7 +70,7 @@ def test_time_left_is_from_the_pace_of_this_process():
 def test_missing_values_are_dashes_and_numbers_that_are_none_are_shown():
     stream = io.StringIO()
     with StepTable(5, 0, stream) as table:
-        table.row(1, {"reward/strict": None, "optim/grad_norm": math.inf, "loss/kl": math.nan}, {})
+        table.row(1, {"reward/mean": None, "optim/grad_norm": math.inf, "loss/kl": math.nan}, {})
     assert stream.getvalue().splitlines()[1].split()[:7] == ["1/5", "-", "-", "nan", "inf", "-", "-"]
 
 
@@ -79,7 +79,7 @@ def test_validation_score_stays_until_the_next_one():
     with StepTable(5, 0, stream, clock=clock) as table:
         for step, score in enumerate([0.25, None, 0.75], 1):
             clock.now += 20
-            table.row(step, METRICS | ({} if score is None else {"validation/strict": score}), SECONDS)
+            table.row(step, METRICS | ({} if score is None else {"validation/reward": score}), SECONDS)
     assert [line.split()[2] for line in stream.getvalue().splitlines()[1:4]] == ["0.250", "0.250", "0.750"]
 
 

@@ -237,9 +237,25 @@ def best(folder: RunFolder) -> tuple[int, float, str]:
     return record["step"], record["score"], weights(folder.path / "best")
 
 
-def test_best_is_replaced_by_a_strictly_better_score_only(make):
+def begun(make) -> RunFolder:
+    """A run that has done a step, so that its settings bind whoever takes it up."""
     folder = make()
     folder.open(TrainConfig(), INPUTS)
+    folder.log("metrics.jsonl", {"step": 1})
+    return folder
+
+
+def test_best_of_settings_that_came_to_nothing_is_forgotten(make):
+    folder = make()
+    folder.open(TrainConfig(), INPUTS)
+    folder.keep_best(0, 0.9, exporter("another model's start"))
+    again = make()
+    again.open(changed(model__path="another"), INPUTS)
+    assert again.keep_best(0, 0.1, exporter("this one's")) and best(again) == (0, 0.1, "this one's")
+
+
+def test_best_is_replaced_by_a_strictly_better_score_only(make):
+    folder = begun(make)
     scores = {1: 0.5, 2: 0.5, 3: math.nan, 4: 0.4, 5: 0.7, 6: 0.6}
     kept = [step for step, score in scores.items() if folder.keep_best(step, score, exporter(f"after {step}"))]
     assert kept == [1, 5] and best(folder) == (5, 0.7, "after 5")
@@ -250,8 +266,7 @@ def test_best_is_replaced_by_a_strictly_better_score_only(make):
 
 
 def test_a_kill_while_best_is_replaced_leaves_the_old_one(make):
-    folder = make()
-    folder.open(TrainConfig(), INPUTS)
+    folder = begun(make)
     folder.keep_best(1, 0.5, exporter("after 1"))
     target = folder.path / "best"
     target.rename(target.with_name(".best.old"))
@@ -263,8 +278,7 @@ def test_a_kill_while_best_is_replaced_leaves_the_old_one(make):
 
 
 def test_scores_of_other_validation_settings_are_not_compared(make):
-    folder = make()
-    folder.open(TrainConfig(), INPUTS)
+    folder = begun(make)
     folder.keep_best(1, 0.9, exporter("after 1"))
     again = make()
     again.open(changed(validation__every=7), INPUTS)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.metrics_doc import assert_documented
 from tests.tiny_run import make_run
 from tests.workers import train_small_disk
 
@@ -63,6 +65,7 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen) -> None:
 
 
 def test_run_writes_what_it_promises(uninterrupted):
+    assert_documented(uninterrupted)
     metrics = read_metrics(uninterrupted)
     assert [record["step"] for record in metrics] == [1, 2, 3, 4, 5, 6]
     for record in metrics:
@@ -155,6 +158,36 @@ def test_two_ranks_sample_the_same_trajectories_and_learn_the_same(arguments, un
             # Sampled log-probabilities agree to rounding; the maximum of rounding errors does not.
             if "logprob_diff" not in name:
                 assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-6), (one["step"], name)
+
+
+@pytest.mark.slow
+def test_a_run_with_everything_on_resumes_bit_for_bit(tmp_path):
+    rl = {
+        "steps": 4,
+        "loss": "gspo",
+        "aggregation": "prompt_mean",
+        "epochs": 2,
+        "mismatch": "truncate",
+        "dynamic_rounds": 2,
+        "entropy_coef": 0.01,
+        "overlong_buffer_memory": 2,
+        "overlong_filter": "answer",
+    }
+    validation = {"path": str(tmp_path / "data.jsonl"), "every": 1, "repeats": 2, "temperature": 1.0, "top_p": 0.7}
+    arguments = make_run(tmp_path, rl=rl, validation=validation)
+    arguments += ["--model.lora_rank", "2"]
+    run_dir = tmp_path / "run"
+    whole = run(arguments, run_dir)
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    names = ("metrics.jsonl", "rollouts.jsonl", "validation.jsonl", "model/model.safetensors", "best/model.safetensors")
+    before = {name: (run_dir / name).read_bytes() for name in (*names, "adapter/adapter_model.safetensors")}
+    shutil.rmtree(run_dir / "checkpoints" / "step-4")  # as if it had been killed in step 4
+    resumed = run(arguments, run_dir)
+    assert resumed.returncode == 0 and "resuming after step 2" in resumed.stdout, resumed.stderr[-3000:]
+    for name, content in before.items():
+        assert (run_dir / name).read_bytes() == content, name
+    assert_documented(run_dir)
+    assert {record["reward/replaced_groups"] > 0 for record in read_metrics(run_dir)} == {True, False}
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import pytest
 from memrl.config import DataOptions, TrainConfig, ValidationOptions
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import Transformer
-from memrl.rl import distributed, validation
+from memrl.rl import distributed
 from memrl.rl.validation import validate_policy, validation_samples
 from memrl.sampler import Sampler
 from memrl.types import Sample
-from tests.test_rollout import AGENT
+from tests.test_rollout import AGENT, ParityRewards
 from tests.test_tokenizer import character_tokenizer
 
 SAMPLES = [Sample(str(i), "who", "a document" * i, ("x",)) for i in range(5)]
@@ -27,17 +27,6 @@ def llm(tiny_config, randomize):
 
 
 @pytest.fixture
-def by_parity(monkeypatch):
-    """A score that a random model's answers differ in."""
-
-    def score(trajectory, sample):
-        right = float(sum(trajectory.turns[-1].response_ids) % 2 == 0)
-        trajectory.scores = {"strict": right, "lenient": 1.0}
-
-    monkeypatch.setattr(validation, "score", score)
-
-
-@pytest.fixture
 def alone(monkeypatch):
     monkeypatch.setattr(distributed, "sum_over_ranks", lambda values: values)
 
@@ -46,21 +35,21 @@ def scores(record):
     return {name: value for name, value in record.items() if name != "seconds"}
 
 
-def test_scores_are_means_over_all_readings_and_repeat_exactly(llm, by_parity, alone):
-    first = scores(validate_policy(llm, SAMPLES, AGENT, repeats=3, seed=1))
-    assert first["n"] == 15 and first["lenient"] == 1.0
-    assert 0 < first["strict"] < first["strict_best"] <= 1
-    assert scores(validate_policy(llm, SAMPLES, AGENT, repeats=3, seed=1)) == first
+def test_scores_are_means_over_all_readings_and_repeat_exactly(llm, alone):
+    first = scores(validate_policy(llm, SAMPLES, AGENT, ParityRewards(), repeats=3, seed=1))
+    assert first["n"] == 15 and first["strict"] == 0
+    assert 0 < first["reward"] < first["reward_best"] <= 1
+    assert scores(validate_policy(llm, SAMPLES, AGENT, ParityRewards(), repeats=3, seed=1)) == first
 
 
-def test_the_ranks_parts_add_up_to_the_whole(llm, by_parity, monkeypatch):
+def test_the_ranks_parts_add_up_to_the_whole(llm, monkeypatch):
     sums = []
     monkeypatch.setattr(distributed, "sum_over_ranks", lambda values: sums.append(values) or values)
-    validate_policy(llm, SAMPLES, AGENT, repeats=2, seed=1)
+    validate_policy(llm, SAMPLES, AGENT, ParityRewards(), repeats=2, seed=1)
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     for rank in range(2):
         monkeypatch.setattr(distributed, "rank", partial(int, rank))
-        validate_policy(llm, SAMPLES, AGENT, repeats=2, seed=1)
+        validate_policy(llm, SAMPLES, AGENT, ParityRewards(), repeats=2, seed=1)
     whole, *parts = sums
     assert sum(parts).tolist() == whole.tolist()
 

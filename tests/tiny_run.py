@@ -40,6 +40,7 @@ def make_run(folder: Path, **sections: dict) -> list[str]:
         "rl": {"steps": 6, "prompts_per_step": 4, "group_size": 4, "updates_per_step": 2, "micro_batch_tokens": 200},
         "optim": {"lr": 5e-3, "warmup_updates": 2},
         "checkpoint": {"every": 2},
+        "validation": {"path": str(folder / "data.jsonl")},
     }
     for name, options in sections.items():
         settings[name] = settings.get(name, {}) | options

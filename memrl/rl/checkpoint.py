@@ -24,6 +24,7 @@ import json
 import math
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -61,6 +62,9 @@ FREE_KEYS = (
     "rl.micro_batch_tokens",
     "engine.persistence_threshold",
 )
+
+
+LOGS = ("metrics.jsonl", "timing.jsonl", "validation.jsonl", "rollouts.jsonl")
 
 
 class SaveError(RuntimeError):
@@ -111,6 +115,8 @@ class RunFolder:
             if config.resume == "no":
                 raise ValueError(f"{self.path} already holds a run; choose another run_dir, delete it, or use --resume auto")
             self._check_same_run(config.to_dict() | {"inputs": inputs})
+        else:
+            shutil.rmtree(self.path / "best", ignore_errors=True)  # of settings that came to nothing
         if steps:
             self._check_checkpoint(self.checkpoints / f"step-{steps[-1]}", config.rl.steps)
             self._publish(steps[-1])
@@ -190,7 +196,7 @@ class RunFolder:
         state = {"step": step, "world_size": distributed.world_size()}
         (temporary / "state.json").write_text(json.dumps(state))
         # What was logged of these steps must not be less durable than the checkpoint that says that they were done.
-        for log in self.path.glob("*.jsonl"):
+        for log in self._logs():
             sync_path(log)
         sync_path(self.path)
         sync_tree(temporary)
@@ -283,16 +289,22 @@ class RunFolder:
                     print(f"{folder} is of {ranks} ranks, this run has {distributed.world_size()}: {carried}", flush=True)
         except Exception as error:  # DeepSpeed and torch raise many kinds for a damaged file; all mean the same to a user
             reason = str(error).strip().splitlines()
-            raise ValueError(
+            message = (
                 f"the checkpoint {folder} cannot be read ({reason[0] if reason else type(error).__name__}); delete that folder "
                 "to resume from an earlier one"
-            ) from error
+            )
+            if distributed.rank():  # the others' parts may be whole, and an error is printed by the first rank alone
+                print(f"error: rank {distributed.rank()}: {message}", file=sys.stderr, flush=True)
+            raise ValueError(message) from error
 
     def truncate_logs(self, step: int) -> None:
         """Drop what a killed run logged beyond its last checkpoint, a torn last line included."""
-        for path in self.path.glob("*.jsonl"):
+        for path in self._logs():
             kept = [line for line in path.read_text().splitlines(keepends=True) if _logged_step(line) <= step]
             write_whole(path, "".join(kept))
+
+    def _logs(self) -> list[Path]:
+        return [path for name in LOGS if (path := self.path / name).exists()]
 
     def log(self, name: str, record: dict) -> None:
         """Append a line; numbers that are not finite, for which JSON has no word, become null."""

@@ -18,8 +18,8 @@ from memrl.progress import EVERY_SECONDS, Progress, format_seconds
 
 # Title, width, where the value comes from, how it is written.
 _COLUMNS: tuple[tuple[str, int, str, Callable[[float], str]], ...] = (
-    ("reward", 6, "reward/strict", "{:.3f}".format),
-    ("valid", 6, "validation/strict", "{:.3f}".format),
+    ("reward", 6, "reward/mean", "{:.3f}".format),
+    ("valid", 6, "validation/reward", "{:.3f}".format),
     ("kl", 8, "loss/kl", "{:.3g}".format),
     ("grad norm", 9, "optim/grad_norm", "{:.3g}".format),
     ("tokens", 6, "rollout/response_tokens", "{:.1f}".format),
@@ -79,15 +79,15 @@ class StepTable:
 
         Args:
             step: steps done, this one included.
-            metrics: the step's record of metrics.jsonl, "validation/strict" with it where there was a validation. That column
+            metrics: the step's record of metrics.jsonl, "validation/reward" with it where there was a validation. That column
                 keeps the last one's score. Missing values and None are shown as a dash.
             seconds: "step_s" and "tokens_per_s" of timing.jsonl.
         """
         self._progress.set(step)
         values = {**metrics, **seconds}
-        if values.get("validation/strict") is not None:
-            self._validation = values["validation/strict"]
-        line = self._line(step, values | {"validation/strict": self._validation})
+        if values.get("validation/reward") is not None:
+            self._validation = values["validation/reward"]
+        line = self._line(step, values | {"validation/reward": self._validation})
         if self._progress.is_shown or self._clock() - self._last_row >= self._every:
             self._print(line)
         else:

@@ -46,7 +46,10 @@ _PANELS = (
         ),
         "share",
     ),
-    Panel("Reward that is maximised", (("reward/mean", "reward"), ("reward/penalty", "overlong penalty"))),
+    Panel(
+        "Reward that is maximised",
+        (("reward/mean", "reward"), ("validation/reward", "validation"), ("reward/penalty", "overlong penalty")),
+    ),
     Panel("Groups with signal", (("reward/signal", ""),), "share"),
     Panel(
         "Response tokens per turn",
@@ -172,7 +175,8 @@ def draw(runs: Sequence[Curves], path: Path) -> None:
 
 def _drawable(run: Curves, name: str) -> bool:
     values = run.series.get(name, ((), ()))[1]
-    if name == "reward/mean" and values == run.series.get("reward/strict", ((), ()))[1]:
+    scope, _, kind = name.partition("/")
+    if kind in ("mean", "reward") and values == run.series.get(f"{scope}/strict", ((), ()))[1]:
         return False  # with the strict verifier as the reward this would be the same line again
     return any(math.isfinite(value) and (value != 0 or name != "reward/penalty") for value in values)
 

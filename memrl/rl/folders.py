@@ -29,7 +29,7 @@ def finish_swap(target: Path) -> None:
     fresh, old = aside(target, "new"), aside(target, "old")
     if old.exists() and not target.exists():
         old.rename(target)
-    for leftover in (fresh, old):
+    for leftover in (fresh, old, aside(fresh, "new")):  # the last: of a writer that swaps too
         shutil.rmtree(leftover, ignore_errors=True)
 
 

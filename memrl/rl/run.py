@@ -8,6 +8,7 @@ from memrl.agents import AgentConfig
 from memrl.cli import user_errors
 from memrl.config import TrainConfig
 from memrl.model import load_model
+from memrl.reward_pool import RewardPool
 from memrl.rl import distributed
 from memrl.rl.checkpoint import RunFolder, SaveError
 from memrl.rl.console import StepTable
@@ -53,11 +54,13 @@ def _run(config: TrainConfig, stop: GracefulStop) -> None:
     with user_errors():
         check_tracking(config.log)
         agent = build_agent(config)
+        # Before the folder: a mistake in the function should cost no warm start, nor bind the folder to it.
+        rewards = RewardPool(config.reward.function, config.reward.workers, config.reward.timeout_s)
         folder = RunFolder(config.run_dir)
         first_step = folder.open(config, run_inputs(config, agent))
         start = Path(config.model.path) if config.model.path else _own_start(config, folder, agent)
         tokenizer = load_tokenizer(start)
-        trainer = Trainer(config, folder, start, tokenizer, agent)
+        trainer = Trainer(config, folder, start, tokenizer, agent, rewards)
         trainer.resume(first_step)
     _say(f"{describe(trainer)}; writing to {folder.path}")
     if config.report.lengths:
@@ -76,6 +79,9 @@ def _run(config: TrainConfig, stop: GracefulStop) -> None:
             trainer.export(folder.path / "model")
         distributed.barrier()
     _say(f"trained policy: {folder.path / 'model'} (a Hugging Face folder)")
+    if config.model.lora_rank:
+        trainer.engine.save_adapter(folder.path / "adapter", str(start))
+        _say(f"its adapters alone: {folder.path / 'adapter'} (as peft reads them)")
     if config.report.lengths:
         if first_step < steps or not has_report(trainer, "after"):
             evaluate_policy(trainer, "after", trainer.replica)
@@ -104,7 +110,7 @@ def _train(trainer: Trainer, first_step: int, stop: GracefulStop) -> int:
         tracker.close()
         try:
             _say(f"learning curves: {plot_curves(config.run_dir)}")
-        except ValueError as error:  # a damaged line in a log: no picture is worth a run
+        except Exception as error:  # a damaged line in a log, or whatever matplotlib has against it: no picture is worth a run
             _say(f"no learning curves: {error}")
     return steps_done
 

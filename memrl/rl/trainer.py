@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -47,7 +47,7 @@ from memrl.rl.update import accumulate_gradients, add_logprobs, prepare_update, 
 from memrl.rl.validation import validate_policy, validation_samples
 from memrl.sampler import Sampler
 from memrl.tokenizer import Tokenizer
-from memrl.types import Group, Turn
+from memrl.types import Group, Sample, Turn
 
 MAX_SKIPPED = 20  # optimizer steps in a row without a finite gradient
 
@@ -55,19 +55,27 @@ OnStep = Callable[[int, dict[str, float], dict[str, float], dict[str, float] | N
 
 
 class Trainer:
-    def __init__(self, config: TrainConfig, run: RunFolder, start: Path, tokenizer: Tokenizer, agent: AgentConfig):
+    def __init__(
+        self,
+        config: TrainConfig,
+        run: RunFolder,
+        start: Path,
+        tokenizer: Tokenizer,
+        agent: AgentConfig,
+        rewards: RewardPool,
+    ):
         """
         Args:
             start: Hugging Face folder of the frozen start.
+            rewards: scores the trajectories; closed with the trainer.
 
         Raises:
             ValueError: something cannot be read, or the agent's limits allow what would end the run later.
         """
-        self.config, self.run, self.tokenizer, self.agent = config, run, tokenizer, agent
+        self.config, self.run, self.tokenizer, self.agent, self.rewards = config, run, tokenizer, agent, rewards
         self.source = make_source(config)
-        check_limits(config, agent, tokenizer, self.source)
         self.validation_samples = validation_samples(config) if config.validation.every else []
-        self.rewards = RewardPool(config.reward.function, config.reward.workers, config.reward.timeout_s)
+        check_limits(config, agent, tokenizer, self.source, self.validation_samples)
         device = distributed.device()
         if device.type == "cuda":
             memory = torch.cuda.get_device_properties(device).total_memory
@@ -126,10 +134,11 @@ class Trainer:
             metrics, seconds = self.step(step)
             validation = self.validate(done) if validate_every and (done % validate_every == 0 or ends) else None
             stopping = stop.agreed()
-            if (every and (done % every == 0 or ends)) or stopping:
+            on_step(done, metrics, seconds, validation)
+            # A run without checkpoints that was stopped once has one all the same; its end must not be older than that.
+            if (every and (done % every == 0 or ends)) or stopping or (ends and first_step):
                 self.run.save(self.engine, done, self.config.checkpoint.keep_last, self.export)
                 stopping = stop.agreed()  # also what was asked while saving
-            on_step(done, metrics, seconds, validation)
             if stopping:
                 return done
         stop.end()
@@ -181,7 +190,7 @@ class Trainer:
         options = self.config.validation
         llm = self._llm(Decoding(options.temperature, options.top_p))
         record = validate_policy(
-            llm, self.validation_samples, self.agent, repeats=options.repeats, seed=self.config.seed
+            llm, self.validation_samples, self.agent, self.rewards, repeats=options.repeats, seed=self.config.seed
         )
         self.sampler.release()
         if distributed.rank() == 0:
@@ -189,7 +198,7 @@ class Trainer:
             self.run.log("validation.jsonl", {"step": step} | record)
             self.run.log("timing.jsonl", {"step": step, "validation_s": seconds})
         if self.config.checkpoint.keep_best:
-            self.run.keep_best(step, record["strict"], self.export)
+            self.run.keep_best(step, record["reward"], self.export)
         return record
 
     def _watch(self, grad_norm: float) -> None:
@@ -244,14 +253,17 @@ class Trainer:
         self.engine.close()
 
 
-def check_limits(config: TrainConfig, agent: AgentConfig, tokenizer: Tokenizer, source: Source) -> None:
+def check_limits(
+    config: TrainConfig, agent: AgentConfig, tokenizer: Tokenizer, source: Source, validation: Sequence[Sample]
+) -> None:
     """Refuse now what would otherwise end the run at its first long question or document; raises ValueError."""
-    if isinstance(source, FileSource):
-        for sample in source.samples:
+    files = {config.data.path: source.samples if isinstance(source, FileSource) else [], config.validation.path: validation}
+    for path, samples in files.items():
+        for sample in samples:
             try:
                 check_question(tokenizer.encode(sample.question.strip()), agent)
             except ValueError as error:
-                raise ValueError(f"{config.data.path}: sample {sample.id}: {error}") from error
+                raise ValueError(f"{path}: sample {sample.id}: {error}") from error
     longest, limit = longest_turn(tokenizer, agent), config.rl.micro_batch_tokens
     if longest > limit:
         raise ValueError(

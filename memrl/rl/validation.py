@@ -1,5 +1,6 @@
 """Validation during training: the same agent, other documents."""
 
+import math
 import time
 from itertools import islice
 
@@ -8,7 +9,7 @@ from memrl.config import TrainConfig
 from memrl.data.custom import load_jsonl
 from memrl.data.needle import make_sample
 from memrl.llm import LocalLLM
-from memrl.rewards import score
+from memrl.reward_pool import RewardPool
 from memrl.rl import distributed
 from memrl.rl.metrics import sum_by_name
 from memrl.sampler.sampling import row_seed
@@ -26,21 +27,21 @@ def validation_samples(config: TrainConfig) -> list[Sample]:
 
 
 def validate_policy(
-    llm: LocalLLM, samples: list[Sample], agent: AgentConfig, *, repeats: int, seed: int
+    llm: LocalLLM, samples: list[Sample], agent: AgentConfig, rewards: RewardPool, *, repeats: int, seed: int
 ) -> dict[str, float]:
     """Let the agent read every sample `repeats` times. Collective: ranks take every world-size-th reading.
 
     The draws are the same at every validation, so that two of them differ by the weights alone.
 
     Returns:
-        "strict" and "lenient", means over the readings, with "strict_best", the mean over samples of the best of its readings;
+        "reward", "strict" and "lenient", means over the readings; "reward_best", the mean over samples of their best reading;
         "n", the readings; "truncated", the part of the turns that their cap ended; "seconds".
     """
     started = time.perf_counter()
 
     async def read(index: int, repeat: int) -> Trajectory:
         trajectory = await memory_agent(llm.session(STREAM, seed, index, repeat), samples[index], agent)
-        score(trajectory, samples[index])
+        await rewards.score(trajectory, samples[index])
         return trajectory
 
     keys = [(index, repeat) for index in range(len(samples)) for repeat in range(repeats)]
@@ -49,10 +50,11 @@ def validate_policy(
     trajectories = llm.run(read(*key) for key in mine)
     best: dict[int, float] = {}
     for (index, _), trajectory in zip(mine, trajectories, strict=True):
-        best[index] = max(best.get(index, 0.0), trajectory.scores["strict"])
+        best[index] = max(best.get(index, -math.inf), trajectory.reward)
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     total = sum_by_name(
         {
+            "reward": sum(t.reward for t in trajectories),
             "strict": sum(t.scores["strict"] for t in trajectories),
             "lenient": sum(t.scores["lenient"] for t in trajectories),
             "best": sum(best.values()),
@@ -61,9 +63,10 @@ def validate_policy(
         }
     )
     return {
+        "reward": total["reward"] / len(keys),
         "strict": total["strict"] / len(keys),
         "lenient": total["lenient"] / len(keys),
-        "strict_best": total["best"] / len(samples),
+        "reward_best": total["best"] / len(samples),
         "n": len(keys),
         "truncated": total["truncated"] / max(1.0, total["turns"]),
         "seconds": time.perf_counter() - started,
