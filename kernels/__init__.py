@@ -9,7 +9,7 @@ Shape legend of every file:
 """
 
 from kernels.attention import AttentionBackend, merge_into, pick_attention
-from kernels.logprob import token_logprobs
+from kernels.logprob import multiplies_bf16, token_logprobs
 from kernels.rms_norm import rms_norm
 from kernels.rope import apply_rope
 from kernels.swiglu import swiglu
@@ -18,6 +18,7 @@ __all__ = [
     "AttentionBackend",
     "apply_rope",
     "merge_into",
+    "multiplies_bf16",
     "pick_attention",
     "rms_norm",
     "swiglu",

@@ -114,12 +114,15 @@ def _statistics_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
+def multiplies_bf16(device: torch.device) -> bool:
+    """Whether products of bf16 matrices are fast there: where oneDNN has none PyTorch's are plain loops, 7 to 90 times slower."""
+    if device.type != "cpu":
+        return True
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 def _product_dtype(x: Tensor) -> torch.dtype:
-    """What to multiply in: PyTorch's products of bf16 matrices are plain loops where oneDNN has none, 7 to 90 times slower."""
-    if x.device.type != "cpu" or x.dtype != torch.bfloat16:
-        return x.dtype
-    fast = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.bfloat16 if fast else torch.float32
+    return torch.float32 if x.dtype == torch.bfloat16 and not multiplies_bf16(x.device) else x.dtype
 
 
 def _logits(h: Tensor, w: Tensor, dtype: torch.dtype, temperature: float) -> Tensor:

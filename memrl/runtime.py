@@ -107,7 +107,9 @@ def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", op
     Raises:
         ValueError: the device or the attention backend is not there, or the folder holds no usable weights.
     """
-    from kernels import pick_attention
+    import torch
+
+    from kernels import multiplies_bf16, pick_attention
     from memrl.llm import LocalLLM
     from memrl.model.hf_config import dtype_named, read_raw_config
     from memrl.model.loader import describe_model
@@ -121,6 +123,8 @@ def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", op
     began = time.monotonic()
     weights = _load_weights(model, options)
     about = [describe_model(weights, time.monotonic() - began), f"attention: {attention.name} ({reason})"]
+    if weights.dtype == torch.bfloat16 and not multiplies_bf16(device):
+        about.append("this CPU has no bfloat16 products: --dtype float32 is several times faster, for twice the memory")
     if weights.placement is None:
         pack_weights(weights)
     sampler = Sampler(

@@ -350,3 +350,15 @@ def test_trace_is_escaped_and_needs_nothing_from_outside(tmp_path):
     assert parser.open == []
     assert not parser.tags & {"script", "img", "link", "iframe"}
     assert parser.text.count("alert(1)") >= 8 and "cut off by the token cap" in page and "memory unchanged" in page
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_products", "said"), [("bfloat16", False, 1), ("bfloat16", True, 0), ("float32", False, 0)]
+)
+def test_slow_bfloat16_is_said_with_what_to_do(infer, tmp_path, monkeypatch, dtype, has_products, said):
+    import kernels
+
+    monkeypatch.setattr(kernels, "multiplies_bf16", lambda device: has_products)
+    (tmp_path / "short.txt").write_text("red stone .")
+    code, _, errors = infer(tmp_path / "short.txt", "-q", "name ?", "--dtype", dtype)
+    assert code == 0 and sum("--dtype float32 is several times faster" in line for line in errors) == said

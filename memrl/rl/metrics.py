@@ -21,7 +21,8 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
     sums = {
         "trajectories": len(trajectories),
         "reward": sum(t.reward for t in trajectories),
-        "penalty": sum(t.penalty for t in trajectories),
+        "kept": sum(len(group.trajectories) for group in collected.groups),
+        "penalty": sum(t.penalty for group in collected.groups for t in group.trajectories),
         "strict": sum(t.scores["strict"] for t in trajectories),
         "lenient": sum(t.scores["lenient"] for t in trajectories),
         "errors": sum(bool(t.error) for t in trajectories),
@@ -46,7 +47,7 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
 
     return {
         "reward/mean": mean("reward", "trajectories"),
-        "reward/penalty": mean("penalty", "trajectories"),
+        "reward/penalty": mean("penalty", "kept"),
         "reward/strict": mean("strict", "trajectories"),
         "reward/lenient": mean("lenient", "trajectories"),
         "reward/errors": int(total["errors"]),
