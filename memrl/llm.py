@@ -54,6 +54,11 @@ class LocalLLM:
         self.encode = lru_cache(maxsize=16)(tokenizer.encode)
         self.template = lru_cache(maxsize=None)(lambda text: PromptTemplate(text, tokenizer, system))
 
+    @property
+    def concurrency(self) -> int:
+        """Agents at work at a time: more would only wait."""
+        return self.sampler.max_rows
+
     def session(self, *identity: int, on_turn: Callable[[Turn], None] | None = None) -> "Session":
         """A handle for one trajectory. Its randomness depends on `identity` alone, e.g. (seed, step, group, rollout)."""
         return Session(self, identity, on_turn)

@@ -22,7 +22,8 @@ class Sample:
         id: unique in its data set; names the sample in every result file.
         question: what is asked.
         context: the document, of any length; may be empty.
-        answers: the gold answers, each of which alone is right. Empty where nobody knows (`infer.py`).
+        answers: the gold answers. Empty where nobody knows (`infer.py`).
+        match: "any": each of the answers alone is right. "all": every one of them has to be named.
         metadata: whatever the data set knows besides (where the evidence stands, for example).
     """
 
@@ -30,6 +31,7 @@ class Sample:
     question: str
     context: str
     answers: tuple[str, ...] = ()
+    match: str = "any"
     metadata: dict = field(default_factory=dict)
 
 

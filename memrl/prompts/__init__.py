@@ -1,7 +1,7 @@
 """Prompt files, and how a prompt becomes token ids.
 
 A prompt file holds the words of the memory agent's two kinds of turn, with the slots {question}, {memory} and {section} in any
-order. What fills a slot is always token ids, never text: the literal pieces are tokenised once, and a prompt is the pieces and
+order, and those of a reader who sees the document itself. What fills a slot is always token ids, never text: the literal pieces are tokenised once, and a prompt is the pieces and
 the slots' ids strung together, so the ids that were sampled are the ids that the next turn sees.
 """
 
@@ -13,11 +13,12 @@ import yaml
 
 from memrl.tokenizer import Tokenizer
 
-PROMPT_FOLDER = Path(__file__).resolve().parent.parent / "configs" / "prompts"
+PROMPT_FOLDER = Path(__file__).resolve().parents[2] / "configs" / "prompts"
 _SLOT = re.compile(r"\{(question|memory|section)\}")
 _FIELDS = {
     "memory": {"question", "memory", "section"},
     "answer": {"question", "memory"},
+    "document": {"question", "section"},
 }
 
 
@@ -30,12 +31,15 @@ class Prompts:
         answer: user message of the answer turn; slots question, memory.
         no_memory: what stands in the memory slot before anything was read.
         system: system message; None leaves it to the chat template's own default.
+        document: user message of those who read a document, or parts of it, at once; slots question, section. None where the file
+            has none: the memory agent needs none.
     """
 
     memory: str
     answer: str
     no_memory: str
     system: str | None = None
+    document: str | None = None
 
 
 def load_prompts(name_or_path: str | Path) -> Prompts:
@@ -59,7 +63,7 @@ def load_prompts(name_or_path: str | Path) -> Prompts:
 
 def check_prompts(content: object, source: str) -> Prompts:
     """Prompts from a mapping, with every mistake named; `source` is what the messages call it."""
-    allowed = {"memory", "answer", "no_memory", "system"}
+    allowed = {"memory", "answer", "no_memory", "system", "document"}
     if not isinstance(content, dict):
         raise ValueError(f"{source} must be a mapping with the fields {', '.join(sorted(allowed))}")
     if unknown := sorted(set(content) - allowed, key=str):
@@ -69,7 +73,11 @@ def check_prompts(content: object, source: str) -> Prompts:
             raise ValueError(f"{source}: the field {name!r} must hold text")
     if not isinstance(content.get("system"), str | None):
         raise ValueError(f"{source}: the field 'system' must hold text, or null for the chat template's own")
+    if not isinstance(content.get("document"), str | None):
+        raise ValueError(f"{source}: the field 'document' must hold text, or be left out")
     for name, slots in _FIELDS.items():
+        if content.get(name) is None:
+            continue
         found = _SLOT.findall(content[name])
         if set(found) != slots or len(found) != len(slots):
             wanted = ", ".join(f"{{{slot}}}" for slot in sorted(slots))
