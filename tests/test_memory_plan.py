@@ -132,7 +132,7 @@ def test_deepspeeds_defaults_are_the_ones_that_are_counted_with():
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     zero = DeepSpeedZeroConfig(stage=3)
-    assert (zero.reduce_bucket_size, zero.prefetch_bucket_size) == (memory_plan.REDUCE_BUCKET, memory_plan.PREFETCH)
+    assert zero.prefetch_bucket_size == memory_plan.PREFETCH
     assert (zero.max_live_parameters, zero.sub_group_size) == (memory_plan.MAX_LIVE, memory_plan.SUB_GROUP)
 
 

@@ -19,15 +19,15 @@ from memrl.config import TrainConfig
 from memrl.model.hf_config import dtype_named, read_raw_config
 from memrl.model.lora import add_adapters
 from memrl.model.transformer import TransformerConfig, meta_model
+from memrl.rl.engine import REDUCE_BUCKET
 from memrl.sampler.kv_cache import KVCache
 from memrl.sampler.sampler import GPU_STEP_TOKENS
 
 GIB = 2**30
 FP32 = 4
 ADAM_MOMENTS = 2
-# DeepSpeed's own defaults, in elements (its ZeRO config: reduce_bucket_size, stage3_prefetch_bucket_size,
-# stage3_max_live_parameters, sub_group_size).
-REDUCE_BUCKET, PREFETCH, MAX_LIVE, SUB_GROUP = 500_000_000, 50_000_000, 1_000_000_000, 1_000_000_000
+# DeepSpeed's own defaults, in elements (its ZeRO config: stage3_prefetch_bucket_size, stage3_max_live_parameters, sub_group_size).
+PREFETCH, MAX_LIVE, SUB_GROUP = 50_000_000, 1_000_000_000, 1_000_000_000
 PAGE_TOKENS = 256  # of a cache page; flash-attn's, the largest
 OUTPUT_TILES = 128 * 2**20  # tiles of logits and of their gradient, see kernels/logprob.py
 RESERVE = 3 * GIB  # CUDA's context, NCCL's and cuBLAS's buffers, fragmentation: assumed, not measured
@@ -199,11 +199,11 @@ def backward_bytes_per_token(sizes: ModelSizes) -> int:
 
 
 def step_bytes(config: TrainConfig, sizes: ModelSizes, world_size: int) -> int:
-    """AdamW on one sub-group at a time (ZeRO-3) or on everything: a flat copy of the gradient, and the denominator."""
+    """AdamW on one sub-group at a time (ZeRO-3) or on everything: a flat copy of the gradient; fused, it needs nothing else."""
     part = partition_elements(sizes.trained, world_size)
     if config.engine.zero_stage == 3:
         part = min(part, SUB_GROUP + -(-max(sizes.trained) // world_size))
-    return 2 * FP32 * part
+    return FP32 * part
 
 
 def _add_state(plan: MemoryPlan, config: TrainConfig, sizes: ModelSizes) -> None:

@@ -155,7 +155,7 @@ def _make_adam_state(zero, step: Tensor) -> None:
     names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
     [flat] = [getattr(optimizer, name) for name in names if hasattr(optimizer, name)]
     for group in flat:
-        base.state[group] = {"step": step.clone()} | {key: torch.zeros_like(group) for key in MOMENTS}
+        base.state[group] = {"step": step.to(group.device, copy=True)} | {key: torch.zeros_like(group) for key in MOMENTS}
     if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
         optimizer._lazy_init_hp_params_optimizer_state()
 
