@@ -18,6 +18,7 @@ from memrl.model import Transformer, TransformerConfig
 from memrl.model.attention import PackedContext
 from memrl.model.lora import add_adapters
 from memrl.rl import memory_plan
+from memrl.rl.engine import REDUCE_BUCKET
 from memrl.rl.memory_plan import GIB, check_fits, count_sizes, partition_elements, plan_memory
 from memrl.sampler import Sampler, SamplingParams
 from memrl.sampler.sampling import RowParams, sample_tokens, uniform
@@ -143,7 +144,7 @@ def test_lower_stages_partition_less():
         assert always["weights"] == 2 * elements // weights
         assert always["gradients"] == pytest.approx(4 * elements / gradients, rel=1e-3)
         assert always["masters"] == pytest.approx(elements, rel=1e-3)
-        assert always["reduction bucket"] == 2 * planned(4).always["reduction bucket"] == 2 * 2 * 500_000_000
+        assert always["reduction bucket"] == 2 * planned(4).always["reduction bucket"] == 2 * 2 * REDUCE_BUCKET
         assert always["Adam moments"] == pytest.approx(2 * elements, rel=1e-3)
 
 
