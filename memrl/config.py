@@ -36,7 +36,8 @@ class DataOptions:
     """What is read."""
 
     path: str | None = None
-    """JSON lines with `question`, `context` (or `file`) and `answers`; nothing means the miniature's generated documents."""
+    """A .jsonl or .parquet file with `question`, `context` (or `file`) and `answers` (docs/data.md), or one of the original's
+    parquet files; nothing means the miniature's generated documents."""
     min_chunks: int = 6
     """Shortest generated document, in chunks (miniature only)."""
     max_chunks: int = 8

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from memrl.data import load_samples
 from memrl.data.custom import load_jsonl
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +34,20 @@ def test_load_jsonl_reads_every_field(write):
     assert (sample.id, sample.question, sample.context) == ("q1", "Who?", "Ed did.")
     assert sample.answers == ("Ed", "Edward")
     assert sample.metadata == {"source": "notes", "evidence": [{"begin": 0}]}
+
+
+def test_load_jsonl_keeps_ids_questions_and_files_at_hand(write, tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    path = write({**GOOD, "id": "q1"}, {"question": "When?", "answers": "Ed", "file": "a.txt"})
+    samples = load_samples(path)
+    assert samples.ids == ["q1", "data.jsonl:2"] and samples.questions == ["Who?", "When?"]
+    assert samples.paths == [path, tmp_path / "a.txt"]
+
+
+def test_load_jsonl_match_says_whether_one_answer_will_do(write):
+    samples = load_jsonl(write(GOOD, {**GOOD, "match": "any"}, {**GOOD, "match": "all"}))
+    assert [sample.match for sample in samples] == ["any", "any", "all"]
+    assert [sample.metadata for sample in samples] == [{}] * 3
 
 
 def test_load_jsonl_one_answer_as_text_is_one_answer(write):
@@ -127,6 +142,9 @@ BAD_LINES = {
     "no such file": ({**without("context"), "file": "none.txt"}, ["file", "none.txt", "No such file"]),
     "a folder": ({**without("context"), "file": "."}, ["file", "directory"]),
     "null in file": ({**without("context"), "file": "a\0b"}, ["file"]),
+    "match": ({**GOOD, "match": "both"}, ["match", "both", '"any" or "all"']),
+    "match null": ({**GOOD, "match": None}, ["match", "null"]),
+    "match a list": ({**GOOD, "match": ["all"]}, ["match", "a list"]),
     "id a list": ({**GOOD, "id": ["a"]}, ["id", "a list"]),
     "id true": ({**GOOD, "id": True}, ["id", "true"]),
     "id blank": ({**GOOD, "id": ""}, ["id", "blank"]),
@@ -170,5 +188,5 @@ def test_load_jsonl_missing_file_or_folder_is_refused(tmp_path):
 
 
 def test_reading_data_does_not_import_torch():
-    script = "import sys, memrl.data, memrl.data.hotpotqa, memrl.verify; sys.exit('torch' in sys.modules)"
+    script = "import sys, memrl.data, memrl.data.parquet, memrl.verify; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0

@@ -1,19 +1,21 @@
 """Which question a step reads: a function of its place, in rounds of dynamic sampling too."""
 
-import json
 from collections import Counter
 
 import pytest
 
-from memrl.config import DataOptions
+from memrl.config import DataOptions, TrainConfig, ValidationOptions
+from memrl.data import write_samples
 from memrl.data.source import FileSource, NeedleSource
+from memrl.rl.validation import validation_samples
+from memrl.types import Sample
 
 
-@pytest.fixture
-def path(tmp_path):
-    lines = [{"id": str(i), "question": "?", "context": "", "answers": ["a"]} for i in range(10)]
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return tmp_path / "data.jsonl"
+@pytest.fixture(params=[".jsonl", ".parquet"])
+def path(request, tmp_path):
+    path = tmp_path / f"data{request.param}"
+    write_samples(path, lambda i: Sample(str(i), "?", "", ("a",)), 10, {}, "test")
+    return path
 
 
 def ids(source, steps, round_number=0):
@@ -45,3 +47,35 @@ def test_generated_documents_differ_by_round_and_keep_the_steps_length():
     samples = [source.sample(4, 1, round_number) for round_number in range(4)]
     assert len({sample.context for sample in samples}) == 4
     assert len({len(sample.context.split(" . ")) // 5 for sample in samples}) == 1
+
+
+def test_validation_reads_the_first_samples_of_either_kind_of_file(path):
+    config = TrainConfig(validation=ValidationOptions(every=1, path=str(path), samples=4))
+    assert [sample.id for sample in validation_samples(config)] == ["0", "1", "2", "3"]
+
+
+def test_a_file_of_training_and_validation_is_checked_once(path, monkeypatch):
+    from memrl.rl.trainer import make_source
+
+    config = TrainConfig(data=DataOptions(path=str(path)), validation=ValidationOptions(every=1, path=str(path), samples=3))
+    training = make_source(config).samples
+    path.rename(path.with_name("elsewhere"))  # so that opening it again would fail
+    monkeypatch.setattr(type(training), "_read", lambda self, index: Sample(self.ids[index], "?", ""))
+    assert [sample.id for sample in validation_samples(config, training)] == ["0", "1", "2"]
+
+
+def test_the_lengths_of_questions_are_checked_without_reading_a_document(path, monkeypatch):
+    from memrl.agents import AgentConfig
+    from memrl.data.needle import build_tokenizer
+    from memrl.prompts import load_prompts
+    from memrl.rl.trainer import check_limits, make_source
+    from memrl.tokenizer import Tokenizer
+
+    config = TrainConfig(data=DataOptions(path=str(path)))
+    source, tokenizer = make_source(config), Tokenizer(build_tokenizer())
+    monkeypatch.setattr(type(source.samples), "_read", lambda self, index: pytest.fail("a document was read"))
+    agent = AgentConfig(load_prompts("miniature"), 25, 6, 8, 4)
+    check_limits(config, agent, tokenizer, source, [])
+    source.samples.questions[7] = "code " * 9
+    with pytest.raises(ValueError, match=f"{path.name}: sample 7: the question has 9 tokens"):
+        check_limits(config, agent, tokenizer, source, [])

@@ -1,10 +1,41 @@
 """Samples: where they come from and how they are written down.
 
-`custom` reads the JSON lines format, `hotpotqa` writes it from the HotpotQA files (`python -m memrl.data`),
-`needle` generates the documents of the miniature, and `source` chooses what a training step reads. All that
-is exported here imports the standard library only, so reading a data set does not wait for torch.
+`custom` reads the JSON lines format and `parquet` parquet files, `writing` writes both, `needle` generates the documents of the
+miniature, `source` chooses what a training step reads, and `commands` are those of `python -m memrl.data`. All that is exported
+here imports the standard library only, and pyarrow for a parquet file, so reading a data set does not wait for torch.
 """
 
-from memrl.data.custom import JsonlSamples, load_jsonl
+import glob
+import os
+from pathlib import Path
 
-__all__ = ["JsonlSamples", "load_jsonl"]
+from memrl.data.custom import JsonlSamples, Samples, load_jsonl
+from memrl.data.writing import to_row, write_samples
+
+__all__ = ["JsonlSamples", "Samples", "load_jsonl", "load_samples", "to_row", "write_samples"]
+
+
+def load_samples(path: str | os.PathLike[str]) -> Samples:
+    """Open and check a data set: a JSON lines file, a parquet file, or several parquet files as one, in the order of their names.
+
+    Args:
+        path: a file; or a folder with parquet files; or a pattern such as `data/train-*.parquet`. A file that does not end in
+            .parquet is read as JSON lines.
+
+    Raises:
+        ValueError: it cannot be read; the message names file, line or row, field and what is allowed.
+    """
+    path = Path(path)
+    shards = [path]
+    if path.is_dir():
+        shards = sorted(path.glob("*.parquet"))
+    elif glob.has_magic(str(path)) and not path.exists():
+        shards = [Path(name) for name in sorted(glob.glob(str(path)))]
+    if not shards:
+        raise ValueError(f"{path}: no parquet file is there; give a .jsonl or .parquet file, or a folder of .parquet files")
+    if len(shards) == 1 and shards[0].suffix != ".parquet":
+        return load_jsonl(shards[0])
+
+    from memrl.data.parquet import ParquetSamples
+
+    return ParquetSamples(shards)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from memrl.config import DataOptions
-from memrl.data.custom import load_jsonl
+from memrl.data import load_samples
 from memrl.data.needle import make_sample
 from memrl.sampler.sampling import row_seed
 from memrl.types import Sample
@@ -35,14 +35,14 @@ class NeedleSource:
 
 
 class FileSource:
-    """A JSON lines file, read in a fresh order each epoch; an epoch's last incomplete batch runs on into the next epoch.
+    """A data set in a file, read in a fresh order each epoch; an epoch's last incomplete batch runs on into the next epoch.
 
     Each later round of dynamic sampling is a pass of its own over the file, in an order of its own (without shuffling, from a
     starting place of its own).
     """
 
     def __init__(self, path: str | Path, prompts_per_step: int, shuffle: bool, seed: int):
-        self.samples = load_jsonl(path)
+        self.samples = load_samples(path)
         self.prompts_per_step, self.shuffle = prompts_per_step, shuffle
         self._order = lru_cache(maxsize=8)(self._epoch_order)
         self.seed = seed

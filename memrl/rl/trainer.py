@@ -74,7 +74,8 @@ class Trainer:
         """
         self.config, self.run, self.tokenizer, self.agent, self.rewards = config, run, tokenizer, agent, rewards
         self.source = make_source(config)
-        self.validation_samples = validation_samples(config) if config.validation.every else []
+        training = self.source.samples if isinstance(self.source, FileSource) else ()
+        self.validation_samples = validation_samples(config, training) if config.validation.every else []
         check_limits(config, agent, tokenizer, self.source, self.validation_samples)
         device = distributed.device()
         if device.type == "cuda":
@@ -257,13 +258,15 @@ def check_limits(
     config: TrainConfig, agent: AgentConfig, tokenizer: Tokenizer, source: Source, validation: Sequence[Sample]
 ) -> None:
     """Refuse now what would otherwise end the run at its first long question or document; raises ValueError."""
-    files = {config.data.path: source.samples if isinstance(source, FileSource) else [], config.validation.path: validation}
-    for path, samples in files.items():
-        for sample in samples:
-            try:
-                check_question(tokenizer.encode(sample.question.strip()), agent)
-            except ValueError as error:
-                raise ValueError(f"{path}: sample {sample.id}: {error}") from error
+    asked = [(config.validation.path, sample.id, sample.question) for sample in validation]
+    if isinstance(source, FileSource):
+        samples = source.samples
+        asked += [(config.data.path, *pair) for pair in zip(samples.ids, samples.questions, strict=True)]
+    for path, sample_id, question in asked:
+        try:
+            check_question(tokenizer.encode(question.strip()), agent)
+        except ValueError as error:
+            raise ValueError(f"{path}: sample {sample_id}: {error}") from error
     longest, limit = longest_turn(tokenizer, agent), config.rl.micro_batch_tokens
     if longest > limit:
         raise ValueError(

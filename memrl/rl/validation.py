@@ -2,11 +2,11 @@
 
 import math
 import time
-from itertools import islice
+from collections.abc import Sequence
 
 from memrl.agents import AgentConfig, memory_agent
 from memrl.config import TrainConfig
-from memrl.data.custom import load_jsonl
+from memrl.data import load_samples
 from memrl.data.needle import make_sample
 from memrl.llm import LocalLLM
 from memrl.reward_pool import RewardPool
@@ -18,11 +18,16 @@ from memrl.types import Sample, Trajectory
 STREAM = 7_000_003  # documents and draws of validation, training and the report never coincide
 
 
-def validation_samples(config: TrainConfig) -> list[Sample]:
-    """The questions that every validation of a run asks; raises ValueError where the file cannot be read."""
+def validation_samples(config: TrainConfig, training: Sequence[Sample] = ()) -> list[Sample]:
+    """The questions that every validation of a run asks; raises ValueError where the file cannot be read.
+
+    Args:
+        training: the samples of data.path, which are taken where validation.path is the same file: it need not be checked twice.
+    """
     options = config.validation
     if options.path is not None:
-        return list(islice(load_jsonl(options.path), options.samples))
+        samples = training if training and options.path == config.data.path else load_samples(options.path)
+        return samples[: options.samples]
     return [make_sample(config.data.max_chunks, row_seed(STREAM, config.seed, i)) for i in range(options.samples)]
 
 

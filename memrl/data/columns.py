@@ -1,0 +1,109 @@
+"""Rows of the custom format as the columns of a parquet file, with a type for each metadata name, and the file's writing."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+GROUP_BYTES = 2**24  # of a row group, as JSON
+JSON_COLUMN = {b"memrl": b"json"}  # marks a column whose texts are JSON, because parquet has no type for all of its values
+
+
+class Columns:
+    """Which parquet type holds all values of each metadata name; JSON text where no type does.
+
+    A type is taken only where every value comes back as it was: whole numbers of 64 bits, floats, truth values, texts, lists of
+    one type, and objects with the same names in the same order. Null, empty objects and mixtures are JSON.
+    """
+
+    FIRST = (
+        ("id", pa.string()),
+        ("question", pa.string()),
+        ("answers", pa.list_(pa.string())),
+        ("match", pa.string()),
+        ("context", pa.string()),
+    )
+
+    def __init__(self) -> None:
+        self._types: dict[str, pa.DataType | None] = {}
+
+    def add(self, row: dict[str, Any]) -> None:
+        known = {name for name, _ in self.FIRST}
+        for name, value in row.items():
+            if name not in known:
+                kind = _type_of(value)
+                self._types[name] = _common(self._types[name], kind) if name in self._types else kind
+
+    def schema(self) -> pa.Schema:
+        fields = [pa.field(name, kind) for name, kind in self.FIRST]
+        for name, kind in self._types.items():
+            fields.append(pa.field(name, kind) if kind is not None else pa.field(name, pa.string(), metadata=JSON_COLUMN))
+        return pa.schema(fields)
+
+
+def _type_of(value: Any) -> pa.DataType | None:
+    match value:
+        case bool():
+            return pa.bool_()
+        case int() if -(2**63) <= value < 2**63:
+            return pa.int64()
+        case float():
+            return pa.float64()
+        case str():
+            return pa.string()
+        case list():
+            item = pa.null()
+            for entry in value:
+                item = _common(item, _type_of(entry))
+            return None if item is None else pa.list_(item)
+        case dict() if value:  # parquet has no empty structs
+            kinds = {name: _type_of(entry) for name, entry in value.items()}
+            return None if None in kinds.values() else pa.struct(list(kinds.items()))
+    return None
+
+
+def _common(one: pa.DataType | None, other: pa.DataType | None) -> pa.DataType | None:
+    """The type of both; that of an empty list's items, null, agrees with every type."""
+    if one is None or other is None:
+        return None
+    if one == other or pa.types.is_null(other):
+        return one
+    if pa.types.is_null(one):
+        return other
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        item = _common(one.value_type, other.value_type)
+        return None if item is None else pa.list_(item)
+    if pa.types.is_struct(one) and pa.types.is_struct(other) and one.names == other.names:
+        kinds = [_common(one.field(name).type, other.field(name).type) for name in one.names]
+        return None if None in kinds else pa.struct(list(zip(one.names, kinds, strict=True)))
+    return None
+
+
+def write_parquet(path: Path, lines: Iterable[bytes], schema: pa.Schema) -> None:
+    """Write rows, JSON objects of the custom format, as a parquet file; the same rows give the same bytes.
+
+    Row groups end where their JSON reaches GROUP_BYTES, so that no more than that and one row are held, and a reader can get at a
+    row by reading as much.
+    """
+    group, size = [], 0
+    # Documents hardly ever repeat, so that a dictionary of them would be made in vain.
+    with pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=False, version="2.6") as writer:
+        for line in lines:
+            group.append(_arrow_row(json.loads(line), schema))
+            size += len(line)
+            if size >= GROUP_BYTES:
+                writer.write_table(pa.Table.from_pylist(group, schema))
+                group, size = [], 0
+        if group:
+            writer.write_table(pa.Table.from_pylist(group, schema))
+
+
+def _arrow_row(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
+    values = {"match": "any", **row}
+    for field in schema:
+        if field.metadata == JSON_COLUMN and field.name in row:
+            values[field.name] = json.dumps(row[field.name], ensure_ascii=False)
+    return values
