@@ -53,16 +53,27 @@ def check_cache(
     Raises:
         ValueError: it does not; names both numbers and the way out.
     """
+    longest = longest_turn(tokenizer, agent, document_tokens=document_tokens, question_tokens=question_tokens)
+    check_turn(sampler, longest, "agent.chunk_tokens or agent.memory_tokens")
+
+
+def check_turn(sampler: Sampler, tokens: int, lower: str) -> None:
+    """Whether the key/value cache holds a turn of so many tokens, prompt and response together.
+
+    Args:
+        lower: the settings that make turns shorter, for the message.
+
+    Raises:
+        ValueError: it does not; names both numbers and the way out.
+    """
     from memrl.sampler.kv_cache import KVCache
 
-    sizes = {"document_tokens": document_tokens, "question_tokens": question_tokens}
     # As the sampler counts: the last sampled token needs no place.
     size = sampler.cache.page_size
-    needed = -(-(longest_turn(tokenizer, agent, **sizes) - 1) // size) * size
+    needed = -(-(tokens - 1) // size) * size
     if needed > sampler.cache_tokens:
         gib = 1.01 * needed * KVCache.bytes_per_token(sampler.model.config, sampler.model.dtype) / 2**30
         raise ValueError(
             f"a turn of this agent can need a cache of {needed} tokens, but cache_gib allows "
-            f"{sampler.cache_tokens}; give --cache_gib {gib:.3g} or more, or lower agent.chunk_tokens or "
-            "agent.memory_tokens"
+            f"{sampler.cache_tokens}; give --cache_gib {gib:.3g} or more, or lower {lower}"
         )

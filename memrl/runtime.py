@@ -59,6 +59,8 @@ class ReaderOptions:
     """Compute and keep what prompts have in common once."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights; auto keeps the checkpoint's own."""
+    yarn: float = 0.0
+    """Stretch positions by YaRN for texts so many times longer than the checkpoint's window, say 4; 0 leaves them as they are."""
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:N, or map: layers spread over all GPUs, what is left in CPU memory."""
     max_memory: str | None = None
@@ -91,9 +93,27 @@ def load_settings(model: str | Path, options: ReaderOptions) -> "tuple[AgentConf
         if not allowed:
             raise ValueError(f"{name} is {value}; see --help for what is allowed")
     agent = load_agent(model, **asdict(options.agent))
+    if options.yarn:
+        model_window(model, options)
     from memrl.tokenizer import load_tokenizer
 
     return agent, load_tokenizer(model)
+
+
+def model_window(model: str | Path, options: ReaderOptions) -> int:
+    """Tokens that a prompt and its response may take together: the longest text that the model is made for, YaRN included.
+
+    Raises:
+        ValueError: config.json cannot be used, or does not go together with the option yarn.
+    """
+    from memrl.model.hf_config import longest_text, read_config
+
+    return longest_text(read_config(model, options.yarn))
+
+
+def model_settings(options: ReaderOptions) -> dict[str, str | float]:
+    """What of the options changes the model's own numbers, for the settings that results depend on."""
+    return {"dtype": options.dtype, "yarn": options.yarn}
 
 
 def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", options: ReaderOptions) -> "LocalLLM":
@@ -123,6 +143,8 @@ def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", op
     began = time.monotonic()
     weights = _load_weights(model, options)
     about = [describe_model(weights, time.monotonic() - began), f"attention: {attention.name} ({reason})"]
+    if options.yarn:
+        about.append(f"positions: YaRN, factor {options.yarn:g}, for texts of {model_window(model, options):,} tokens")
     if weights.dtype == torch.bfloat16 and not multiplies_bf16(device):
         about.append("this CPU has no bfloat16 products: --dtype float32 is several times faster, for twice the memory")
     if weights.placement is None:
@@ -149,12 +171,12 @@ def _load_weights(model: str | Path, options: ReaderOptions) -> "Transformer":
     if options.device == "map":
         from memrl.model.device_map import load_dispatched
 
-        return load_dispatched(model, options.dtype, "auto", parse_max_memory(options.max_memory), progress=True)
+        return load_dispatched(model, options.dtype, "auto", parse_max_memory(options.max_memory), True, options.yarn)
     if options.max_memory is not None:
         raise ValueError(f"max_memory is {options.max_memory!r}, which only --device map uses; the device is {options.device!r}")
     from memrl.model import load_model
 
-    return load_model(model, dtype=options.dtype, device=pick_device(options.device), progress=True)
+    return load_model(model, options.dtype, pick_device(options.device), progress=True, yarn=options.yarn)
 
 
 def parse_max_memory(text: str | None) -> dict[int | str, str] | None:

@@ -26,13 +26,14 @@ def load_dispatched(
     device_map: str | Mapping[str, Place] = "auto",
     max_memory: Mapping[int | str, int | str] | None = None,
     progress: bool = False,
+    yarn: float = 0.0,
 ) -> Transformer:
     """The model in a Hugging Face folder, spread over devices, in evaluation mode.
 
     Token ids and positions may be on any device; logits come back to the ids' device.
 
     Args:
-        path, dtype, progress: as for `load_model`.
+        path, dtype, progress, yarn: as for `load_model`.
         device_map: "auto" shares the layers out among all GPUs, as evenly as they have room, and what is left goes to CPU memory
             and then to disk. Or a place for every module: {"model.embed_tokens": 0, "model.layers": 1, "model.norm": 1,
             "lm_head": "cpu"}; a place is a GPU's number, a device, "cpu", or "disk". Layers stay whole. Where there is a GPU in
@@ -43,7 +44,7 @@ def load_dispatched(
 
     Raises ValueError for a map that does not fit the model or this machine, and CheckpointError as `load_model` does.
     """
-    model, stored = empty_model(path, dtype)
+    model, stored = empty_model(path, dtype, yarn)
     if device_map == "auto":
         given = _share_out(model, max_memory)
     elif isinstance(device_map, Mapping):

@@ -5,6 +5,7 @@ writes `rope_parameters` and `dtype`. Both are read; the first is written, becau
 """
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,17 +89,56 @@ def dtype_named(name: str, raw: dict) -> torch.dtype:
     return DTYPES[name]
 
 
-def read_config(path: str | Path) -> TransformerConfig:
+def read_config(path: str | Path, yarn: float = 0.0) -> TransformerConfig:
     """The shape of the model in a Hugging Face folder.
 
+    Args:
+        yarn: stretch the positions by YaRN for texts so many times longer than config.json's max_position_embeddings, exactly as
+            if that file were edited by hand; 0 leaves them as they are.
+
     Raises CheckpointError (a ValueError) where the folder or its config.json is missing, broken, or of
-    a model that memrl has not: another architecture, sliding windows, quantised weights, another rope type.
+    a model that memrl has not: another architecture, sliding windows, quantised weights, another rope type; and where
+    yarn is not above 1 or the positions are stretched already.
     """
     raw = read_raw_config(path)
     try:
-        return _parse(raw)
+        return _parse(_with_yarn(raw, yarn) if yarn else raw)
     except ValueError as error:
         raise CheckpointError(f"{Path(path) / 'config.json'}: {error}") from None
+
+
+def longest_text(config: TransformerConfig) -> int:
+    """Tokens of the longest text that the positions are made for: the model's window.
+
+    max_position_embeddings counts the stretched window for llama3 and the unstretched one for linear; YaRN has its own number.
+    """
+    rope = config.rope
+    if rope.kind == "yarn":
+        return int(rope.factor * rope.original_max_position_embeddings)
+    return int(config.max_position_embeddings * (rope.factor if rope.kind == "linear" else 1))
+
+
+def _with_yarn(raw: dict, factor: float) -> dict:
+    """config.json's contents with YaRN added as Qwen's model cards say to add it by hand."""
+    if not 1 < factor < math.inf:
+        raise ValueError(f"yarn is {factor:g}; it must be above 1, or 0 for positions as config.json has them")
+    if raw.get("max_position_embeddings") is None:
+        raise ValueError("yarn stretches max_position_embeddings, which is missing; add it, with the longest text of pretraining")
+    window = _size(raw, "max_position_embeddings")
+    rope = _parse_rope(raw, window)
+    if rope.kind != "default":
+        raise ValueError(
+            f"yarn is {factor:g}, but the positions are stretched already (rope type {rope.kind!r}, factor {rope.factor:g}); "
+            "leave yarn out"
+        )
+    original = raw.get("original_max_position_embeddings") or window
+    if original != window:
+        raise ValueError(
+            f"yarn is {factor:g}, but original_max_position_embeddings {original!r} differs from max_position_embeddings "
+            f"{window}, so the window is stretched already; leave yarn out"
+        )
+    yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": window}
+    return raw | {"rope_scaling": (raw.get("rope_scaling") or {}) | yarn}
 
 
 def _parse(raw: dict) -> TransformerConfig:

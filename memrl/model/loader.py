@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 2.0  # loading that takes no longer needs no progress bar
 
 
 def load_model(
-    path: str | Path, dtype: str = "auto", device: torch.device | str = "cpu", progress: bool = False
+    path: str | Path, dtype: str = "auto", device: torch.device | str = "cpu", progress: bool = False, yarn: float = 0.0
 ) -> Transformer:
     """The model in a Hugging Face folder, in evaluation mode; `device_map.load_dispatched` spreads it over several devices.
 
@@ -43,17 +43,18 @@ def load_model(
         path: a folder with config.json and model.safetensors, or with shards and their index.
         dtype: of the weights in memory, "float32", "bfloat16" or "float16"; "auto" for config.json's.
         progress: show how far it is, on standard error, where loading takes longer than two seconds.
+        yarn: stretch the positions for longer texts, as in `read_config`; 0 leaves them as they are.
 
     Raises CheckpointError (a ValueError): one line that names the file or tensor at fault and the fix.
     """
-    model, stored = empty_model(path, dtype)
+    model, stored = empty_model(path, dtype, yarn)
     return fill_model(model, stored, lambda name: device, progress)
 
 
-def empty_model(path: str | Path, dtype: str) -> tuple[Transformer, dict[str, StoredTensor]]:
+def empty_model(path: str | Path, dtype: str, yarn: float = 0.0) -> tuple[Transformer, dict[str, StoredTensor]]:
     """A model on the meta device, in the dtype that it will have, and where each of its tensors lies on disk."""
     folder = Path(path)
-    config = read_config(folder)
+    config = read_config(folder, yarn)
     target = dtype_named(dtype, read_raw_config(folder))
     model = meta_model(config, target)
     return model, _locate(folder, model)

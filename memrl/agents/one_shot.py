@@ -1,0 +1,98 @@
+"""The one-shot reader: the whole document and the question in one prompt, one answer; the middle is cut where it does not fit.
+
+This is what a model with a long window does without memory. The cut is MemAgent's, equal halves from head and tail, but of the
+document's ids and not of the rendered prompt: the question and the prompt's words stay whole whatever their order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from memrl.agents.memory import AgentConfig, check_question
+from memrl.agents.settings import DEFAULT_PROMPTS
+from memrl.prompts import load_prompts
+from memrl.types import Sample, Trajectory
+
+if TYPE_CHECKING:
+    from memrl.llm import Session
+    from memrl.prompts import Prompts
+
+
+@dataclass(frozen=True)
+class OneShotConfig:
+    """
+    Attributes:
+        agent: prompts, cap on the answer and cap on the question; chunks and memory are of no concern here.
+        window: tokens that prompt and answer take together at most.
+    """
+
+    agent: AgentConfig
+    window: int
+
+
+async def one_shot_agent(llm: Session, sample: Sample, config: OneShotConfig) -> Trajectory:
+    """Answer `sample.question` with as much of `sample.context` in sight as the window holds.
+
+    Returns:
+        A trajectory of one turn, without memory; its score `cut_tokens` counts the document's tokens that were left out.
+
+    Raises:
+        ValueError: the question is empty or longer than its cap, or the window has no room for any of the document.
+    """
+    question = check_question(llm.encode(sample.question.strip()), config.agent)
+    document = llm.encode(sample.context) if sample.context.strip() else []
+    room = room_for_document(llm, question, config.agent, config.window)
+    if document and not room:
+        raise ValueError(no_room(config.window, "a token of the document"))
+    return await answer_at_once(llm, question, cut_middle(document, room), config.agent, len(document))
+
+
+def cut_middle(ids: list[int], room: int) -> list[int]:
+    """At most `room` of the ids: equal halves from head and tail, where the number is odd one more from the head."""
+    if len(ids) <= room:
+        return ids
+    tail = room // 2
+    return ids[: room - tail] + ids[len(ids) - tail :]
+
+
+def document_prompt(prompts: Prompts) -> str:
+    """The words for a reader who sees the document itself: the prompt file's, or where it has none the default ones."""
+    return _fallback() if prompts.document is None else prompts.document
+
+
+@cache
+def _fallback() -> str:
+    text = load_prompts(DEFAULT_PROMPTS).document
+    if text is None:
+        raise ValueError(f"the prompt file {DEFAULT_PROMPTS} lacks the field 'document'")
+    return text
+
+
+def room_for_document(llm: Session, question: list[int], agent: AgentConfig, window: int) -> int:
+    """Document tokens that fit into the window beside the prompt's words, the question and the longest answer.
+
+    Raises:
+        ValueError: those alone do not fit.
+    """
+    taken = len(llm.render(document_prompt(agent.prompts), question=question, section=[])) + agent.answer_tokens
+    if taken > window:
+        raise ValueError(
+            f"the prompt's words, the question and the answer take {taken} tokens, but the window has {window}; "
+            "lower agent.answer_tokens or raise the window"
+        )
+    return window - taken
+
+
+def no_room(window: int, what: str) -> str:
+    return f"beside question and answer the window of {window} tokens has no room for {what}; lower agent.answer_tokens"
+
+
+async def answer_at_once(
+    llm: Session, question: list[int], section: list[int], agent: AgentConfig, document_tokens: int
+) -> Trajectory:
+    """The one turn, with `section` of a document of so many tokens in sight."""
+    prompt = llm.render(document_prompt(agent.prompts), question=question, section=section)
+    turn = await llm.chat(prompt, kind="answer", max_new_tokens=agent.answer_tokens)
+    return Trajectory([turn], turn.text, scores={"cut_tokens": float(document_tokens - len(section))})
