@@ -7,12 +7,12 @@ from pathlib import Path
 from memrl.jsonlines import read_records
 from memrl.pages.evidence import Found, is_traceable, trace_answers
 from memrl.pages.html import highlighted, memory_card, page
-from memrl.verify import lenient_match
+from memrl.rewards import verifier_scores
 
 LAST = 20  # a long run has hundreds of trajectories, and a page of all of them would be read by nobody
 # What each line must have, and of which type; everything else may be missing.
 _REQUIRED = {"step": int, "question": str, "turns": list}
-_OPTIONAL = {"sample": str, "answers": list, "scores": dict, "group_rewards": list}
+_OPTIONAL = {"sample": str, "answers": list, "match": str, "scores": dict, "group_rewards": list}
 _LEGEND = """
 <p class="soft">Each box is a chunk. <span class="badge evidence">Orange frame</span>: the chunk holds a gold answer, word for
 word. <span class="badge held">Green, +</span>: the memory after it holds one. <span class="badge lost">Red, x</span>: it held
@@ -81,7 +81,7 @@ class _View:
         memories = [turn["response"] for turn in self.memory_turns]
         self.found = trace_answers(prompts, memories, record["question"].strip(), self.answers)
         response = self.other_turns[-1]["response"] if self.other_turns else ""
-        self.verdict = verdict(self.found, response, self.answers)
+        self.verdict = verdict(self.found, response, self.answers, record.get("match", "any"))
 
     def index_row(self) -> str:
         question = f'<a href="#t{self.index}">{escape(_shortened(self.record["question"]))}</a>'
@@ -146,11 +146,11 @@ class _View:
         return f'<p>Gold answer{"s" * (len(self.answers) > 1)}: <mark>{gold}</mark></p>'
 
 
-def verdict(found: Sequence[Found], response: str, answers: Sequence[str]) -> str:
+def verdict(found: Sequence[Found], response: str, answers: Sequence[str], match: str = "any") -> str:
     """What became of the gold answer, in one sentence without its capital and full stop."""
     if not answers:
         return "no gold answer is known"
-    is_right = lenient_match(response, answers) == 1.0
+    is_right = verifier_scores(response, answers, match)["lenient"] == 1.0
     if not any(map(is_traceable, answers)):
         return f"answered {'right' if is_right else 'wrong'}; the words of such an answer stand everywhere and are not followed"
     held = bool(found) and found[-1].held

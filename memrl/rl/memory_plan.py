@@ -26,7 +26,7 @@ from memrl.sampler.sampler import GPU_STEP_TOKENS
 GIB = 2**30
 FP32 = 4
 ADAM_MOMENTS = 2
-# DeepSpeed's own defaults, in elements (its ZeRO config: stage3_prefetch_bucket_size, stage3_max_live_parameters, sub_group_size).
+# DeepSpeed's own defaults, in elements (stage3_prefetch_bucket_size, stage3_max_live_parameters, sub_group_size).
 PREFETCH, MAX_LIVE, SUB_GROUP = 50_000_000, 1_000_000_000, 1_000_000_000
 PAGE_TOKENS = 256  # of a cache page; flash-attn's, the largest
 OUTPUT_TILES = 128 * 2**20  # tiles of logits and of their gradient, see kernels/logprob.py

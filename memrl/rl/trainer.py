@@ -223,6 +223,7 @@ class Trainer:
                 "sample": group.sample.id,
                 "question": group.sample.question,
                 "answers": list(group.sample.answers),
+                "match": group.sample.match,
                 "group": group.id,
                 "rollout": index,
                 "reward": trajectory.reward,
