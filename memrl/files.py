@@ -26,6 +26,16 @@ def write_whole(path: str | Path, text: str) -> None:
     os.replace(fresh, target)
 
 
+def read_whole(path: str | Path) -> bytes:
+    """A file's content; where there is none, a ValueError in one line that names the path."""
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+
+
 def fingerprint(files: Iterable[str | Path]) -> str:
     """A hash of the files' names, sizes and contents; of a file above 64 MiB, of 64 evenly spaced MiB: it costs no time."""
     digest = hashlib.sha256()

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from memrl.files import read_whole
+
 
 def read_records(path: str | Path) -> list[tuple[int, dict]]:
     """The objects of a JSON lines file with their line numbers, from 1.
@@ -13,13 +15,7 @@ def read_records(path: str | Path) -> list[tuple[int, dict]]:
         ValueError: no such file, a line that is not a JSON object, or bytes that are not UTF-8; names file and line.
     """
     path = Path(path)
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    *lines, torn = content.split(b"\n")
+    *lines, torn = read_whole(path).split(b"\n")
     records = []
     for number, line in enumerate([*lines, torn], 1):
         if not line.strip():

@@ -72,7 +72,7 @@ class RewardPool(contextlib.AbstractContextManager):
 
         `scores` has "strict" and "lenient"; with a function also "reward" and what other numbers it returned.
         """
-        call = self._threads.submit(self._call, trajectory.response, list(sample.answers), sample.metadata)
+        call = self._threads.submit(self._call, trajectory.response, sample)
         scores, error = await asyncio.wrap_future(call)
         trajectory.scores, trajectory.error = scores, error
         trajectory.reward = scores["strict" if self._function is None else "reward"]
@@ -92,15 +92,16 @@ class RewardPool(contextlib.AbstractContextManager):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _call(self, response: str, answers: list[str], metadata: dict) -> tuple[dict[str, float], str]:
+    def _call(self, response: str, sample: Sample) -> tuple[dict[str, float], str]:
         """Scores and error; runs in one of as many threads as there are workers, so one is always idle."""
         worker = self._idle.get()
         try:
             # The verifiers do not read metadata, so it need not travel.
-            reply = worker.ask(json.dumps([response, answers, {} if self._function is None else metadata]).encode())
+            metadata = {} if self._function is None else sample.metadata
+            reply = worker.ask(json.dumps([response, list(sample.answers), sample.match, metadata]).encode())
             return reply["scores"], reply["error"]
         except Exception as error:  # whatever it is, the run goes on
-            scores = verifier_scores(response, answers)
+            scores = verifier_scores(response, sample.answers, sample.match)
             return (scores, "") if self._function is None else (scores | {"reward": 0.0}, one_line(error))
         finally:
             self._idle.put(worker)

@@ -1,8 +1,8 @@
 """One process that scores responses for `memrl.reward_pool`: `python -m memrl.reward_worker SOCKET TIMEOUT_S [FILE.py:NAME]`.
 
-It answers requests [response, answers, metadata] with {"scores": {name: number}, "error": text}, both JSON, on a socket that it
-inherits as a file descriptor. Standard output stays the function's own, so nothing that it prints can be taken for a reply. The
-function runs in the main thread, the only one in which Python lets it set alarms.
+It answers requests [response, answers, match, metadata] with {"scores": {name: number}, "error": text}, both JSON, on a socket
+that it inherits as a file descriptor. Standard output stays the function's own, so nothing that it prints can be taken for a
+reply. The function runs in the main thread, the only one in which Python lets it set alarms.
 """
 
 import contextlib
@@ -100,9 +100,9 @@ def load_function(specification: str) -> Callable[[str, list[str], dict], Any]:
     return function
 
 
-def judge(function: Callable | None, response: str, answers: list[str], metadata: dict) -> dict[str, Any]:
+def judge(function: Callable | None, response: str, answers: list[str], match: str, metadata: dict) -> dict[str, Any]:
     """A reply: the verifiers' scores and, where there is a function, its own; an error earns "reward" 0."""
-    scores = verifier_scores(response, answers)
+    scores = verifier_scores(response, answers, match)
     if function is None:
         return {"scores": scores, "error": ""}
     try:

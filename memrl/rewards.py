@@ -3,19 +3,21 @@
 from collections.abc import Sequence
 
 from memrl.types import Sample, Trajectory
-from memrl.verify import lenient_match, strict_match
+from memrl.verify import lenient_match, lenient_match_all, strict_match, strict_match_all
 
 
-def verifier_scores(response: str, answers: Sequence[str]) -> dict[str, float]:
+def verifier_scores(response: str, answers: Sequence[str], match: str = "any") -> dict[str, float]:
     """The scores "strict" and "lenient" of a response, each 0.0 or 1.0.
 
-    The strict verifier wants the last \\boxed{} to equal a gold answer, the lenient one a gold answer inside it. The same model
-    can score 50% by one and 80% by the other, so both are always reported.
+    The strict verifier wants the last \\boxed{} to equal a gold answer, the lenient one a gold answer inside it; where `match` is
+    "all", the box has to list all gold answers, or to hold each of them. The same model can score 50% by one and 80% by the
+    other, so both are always reported.
     """
-    return {"strict": strict_match(response, answers), "lenient": lenient_match(response, answers)}
+    strict, lenient = (strict_match_all, lenient_match_all) if match == "all" else (strict_match, lenient_match)
+    return {"strict": strict(response, answers), "lenient": lenient(response, answers)}
 
 
 def score(trajectory: Trajectory, sample: Sample) -> None:
     """Set `reward` (the strict verifier's, which training maximises by default) and `scores` (strict and lenient) in place."""
-    trajectory.scores = verifier_scores(trajectory.response, sample.answers)
+    trajectory.scores = verifier_scores(trajectory.response, sample.answers, sample.match)
     trajectory.reward = trajectory.scores["strict"]

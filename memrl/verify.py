@@ -1,15 +1,16 @@
 r"""Is an answer right? The strict verifier is the reward of training, the lenient one the metric of testing.
 
 Pure functions on text: no model, no tokens, no state. Every score is a float in [0, 1], the best over the
-gold answers. No text makes one of them raise or take more than linear time, because a sampler wrote what they
-read.
+gold answers; of the functions whose names end in `_all`, for all of them together. No text makes one of them
+raise or take more than linear time, because a sampler wrote what they read.
 
-    response                                  gold             strict  lenient  f1
-    "... so it is \boxed{Ed Wood}"            ["Ed Wood"]        1       1      1
-    "... so it is \boxed{the ed  wood.}"      ["Ed Wood"]        0       1      1
-    "... so it is \boxed{Ed Wood, director}"  ["Ed Wood"]        0       1      0.8
-    "It was Ed Wood, the director."           ["Ed Wood"]        0       1      0.57
-    "... \boxed{it is not mentioned}"         ["no"]             0       0      0
+    response                                  gold             strict  exact  lenient  f1
+    "... so it is \boxed{Ed Wood}"            ["Ed Wood"]        1      1       1      1
+    "... so it is \boxed{the ed  wood.}"      ["Ed Wood"]        0      1       1      1
+    "... so it is \boxed{Ed Wood, director}"  ["Ed Wood"]        0      0       1      0.8
+    "It was Ed Wood, the director."           ["Ed Wood"]        0      0       1      0.57
+    "... \boxed{it is not mentioned}"         ["no"]             0      0       0      0
+    "... \boxed{7, 3 and 5}"                  all ["3", "5", "7"]  1      1       1      1
 
 The definitions follow the code of MemAgent (arXiv 2507.02259) where that is sound; each departure is marked.
 """
@@ -22,9 +23,7 @@ from collections.abc import Callable, Sequence
 # What matters for matching braces: a box that opens, an escaped brace, which is skipped (an odd number of
 # backslashes stands before it), and runs of bare braces. The look-behinds try a run of backslashes only once,
 # and a run of braces is one match, so the scan is linear and quick.
-_BRACES = re.compile(
-    r"(?<!\\)\\+(?P<box>boxed|fbox)\s*\{|(?<!\\)(?:\\\\)*\\[{}]|(?P<opening>\{+)|(?P<closing>\}+)"
-)
+_BRACES = re.compile(r"(?<!\\)\\+(?P<box>boxed|fbox)\s*\{|(?<!\\)(?:\\\\)*\\[{}]|(?P<opening>\{+)|(?P<closing>\}+)")
 
 
 def last_boxed(text: str) -> str | None:
@@ -81,7 +80,7 @@ def strict_match(prediction: str, gold: Sequence[str]) -> float:
     if box is None:
         return 0.0
     keys = _strict_keys(box)
-    return float(any(keys & _strict_keys(answer) for answer in _as_list(gold)))
+    return float(any(keys & _strict_keys(answer) for answer in as_list(gold)))
 
 
 def lenient_match(prediction: str, gold: Sequence[str]) -> float:
@@ -101,13 +100,20 @@ def lenient_match(prediction: str, gold: Sequence[str]) -> float:
     Without a box the response is searched whole, so one that weighs several candidates is right if one of
     them is. Prompts that ask for a box measure more fairly, and `strict_match` belongs beside this number.
     """
+    return float(any(_found(prediction, as_list(gold))))
+
+
+def exact_match(prediction: str, gold: Sequence[str]) -> float:
+    """SQuAD's exact match: 1.0 if the predicted answer's words are a gold answer's, no more and no fewer.
+
+    The predicted answer and its words are as for `lenient_match`, so a response without a box can match too.
+    What `strict_match` holds equal is equal here, so strict <= exact <= lenient but for answers without letter
+    or digit ("+"), which are equal to nothing by words.
+    """
     answer = extract_answer(prediction)
-    haystack, keys = f" {' '.join(_words(answer))} ", _strict_keys(answer)
-    for candidate in _as_list(gold):
-        gold_words = _words(candidate)
-        if gold_words and (f" {' '.join(gold_words)} " in haystack or keys & _strict_keys(candidate)):
-            return 1.0
-    return 0.0
+    words, keys = _words(answer), _strict_keys(answer)
+    candidates = [candidate for candidate in as_list(gold) if _words(candidate)]
+    return float(any(words == _words(candidate) or keys & _strict_keys(candidate) for candidate in candidates))
 
 
 def token_f1(prediction: str, gold: Sequence[str]) -> float:
@@ -121,7 +127,7 @@ def token_f1(prediction: str, gold: Sequence[str]) -> float:
     In scripts without spaces each character is a word, so there it is the customary character F1.
     """
     words = _words(extract_answer(prediction))
-    return max((_f1(words, _words(answer)) for answer in _as_list(gold)), default=0.0)
+    return max((_f1(words, _words(answer)) for answer in as_list(gold)), default=0.0)
 
 
 def extract_answer(response: str) -> str:
@@ -133,6 +139,19 @@ def extract_answer(response: str) -> str:
     return response.rpartition("</think>")[2] if box is None else box
 
 
+def as_list(gold: Sequence[str]) -> Sequence[str]:
+    """The gold answers; one that is given as bare text, which is a sequence of letters too, is meant as one."""
+    return [gold] if isinstance(gold, str) else gold
+
+
+def _found(prediction: str, gold: Sequence[str]) -> list[bool]:
+    """For each gold answer whether it stands, word for word, in the predicted answer."""
+    answer = extract_answer(prediction)
+    haystack, keys = f" {' '.join(_words(answer))} ", _strict_keys(answer)
+    needles = [(" ".join(_words(candidate)), candidate) for candidate in gold]
+    return [bool(words) and (f" {words} " in haystack or bool(keys & _strict_keys(text))) for words, text in needles]
+
+
 def _f1(words: list[str], gold_words: list[str]) -> float:
     closed = (["yes"], ["no"], ["noanswer"])
     if words != gold_words and (words in closed or gold_words in closed):
@@ -141,9 +160,77 @@ def _f1(words: list[str], gold_words: list[str]) -> float:
     return 2.0 * common / (len(words) + len(gold_words)) if common else 0.0
 
 
-def _as_list(gold: Sequence[str]) -> Sequence[str]:
-    # A bare string is a sequence of one-character strings: never what the caller means.
-    return [gold] if isinstance(gold, str) else gold
+# --- All gold answers at once -------------------------------------------------------------------------------
+
+
+def strict_match_all(prediction: str, gold: Sequence[str]) -> float:
+    """1.0 if the last box of the response lists exactly the gold answers, each once and in any order, else 0.0.
+
+    Commas, semicolons, blanks, line ends and the word "and" may part them, in any number; all else counts as in
+    `strict_match`, which is what this is where there is one gold answer. Gold answers that are equal are one.
+    """
+    gold, box = as_list(gold), last_boxed(prediction)
+    if len(gold) == 1:
+        return strict_match(prediction, gold)
+    return float(box is not None and _lists(_items(box), [_items(answer) for answer in gold]))
+
+
+def exact_match_all(prediction: str, gold: Sequence[str]) -> float:
+    """1.0 if the words of the predicted answer are those of the gold answers, each once and in any order, else 0.0.
+
+    The word "and" may stand between them. What `strict_match_all` accepts is accepted here, as in `exact_match`.
+    """
+    gold = as_list(gold)
+    if len(gold) == 1:
+        return exact_match(prediction, gold)
+    gold_words = [_words(answer) for answer in gold]
+    if not all(gold_words):
+        return 0.0
+    return float(_lists(_words(extract_answer(prediction)), gold_words) or strict_match_all(prediction, gold))
+
+
+def lenient_match_all(prediction: str, gold: Sequence[str]) -> float:
+    """1.0 if every gold answer stands, word for word, in the predicted answer, else 0.0; see `lenient_match`."""
+    found = _found(prediction, as_list(gold))
+    return float(bool(found) and (all(found) or exact_match_all(prediction, gold)))
+
+
+def token_f1_all(prediction: str, gold: Sequence[str]) -> float:
+    """`token_f1` against the gold answers strung together; "and" does not count unless it is in one of them."""
+    gold_words = _words(" ".join(as_list(gold)))
+    words = [word for word in _words(extract_answer(prediction)) if word != "and" or "and" in gold_words]
+    return _f1(words, gold_words)
+
+
+_SEPARATORS = re.compile(r"[\s,;]+")
+
+
+def _items(text: str) -> list[str]:
+    plain = _normalize("NFC", _plain(text, keep_signs=True)).casefold()
+    return [item for item in _SEPARATORS.split(plain) if item]
+
+
+def _lists(items: list[str], gold: list[list[str]]) -> bool:
+    """Whether `items` is the runs `gold` end to end, each once and in any order, "and" between them left aside.
+
+    Where several could begin, the longest does: so one that is the beginning of another is told apart from it.
+    """
+    missing = {tuple(run) for run in gold}
+    if not missing or () in missing:
+        return False
+    by_first: dict[str, list[tuple[str, ...]]] = {}
+    for run in sorted(missing, key=len, reverse=True):
+        by_first.setdefault(run[0], []).append(run)
+    place = 0
+    while place < len(items):
+        runs = by_first.get(items[place], ())
+        run = next((run for run in runs if run in missing and tuple(items[place : place + len(run)]) == run), None)
+        if run is not None:
+            missing.remove(run)
+        elif items[place] != "and":
+            return False
+        place += len(run or ("and",))
+    return not missing
 
 
 # --- LaTeX --------------------------------------------------------------------------------------------------

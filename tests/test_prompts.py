@@ -138,6 +138,15 @@ def test_good_content_becomes_prompts():
     assert check_prompts(GOOD | {"system": None}, "here") == Prompts(**GOOD)
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_blanks_and_line_ends_around_a_prompt_belong_to_it_only_where_it_is_exact(tokenizer, exact):
+    prompts = check_prompts(GOOD | {"answer": f" \n{GOOD['answer']} \n\n", "exact": exact}, "here")
+    ids = PromptTemplate(prompts.answer, tokenizer).render(question=[], memory=[])
+    shown = " \nQ  M  in \\boxed{} \n\n"
+    expected = tokenizer.render_chat(shown if exact else shown.strip())
+    assert tokenizer.hf.decode(ids, skip_special_tokens=False) == expected
+
+
 MISTAKES = {
     "not a mapping": (["memory", "answer"], "mapping"),
     "nothing": (None, "mapping"),
@@ -147,6 +156,7 @@ MISTAKES = {
     "blank field": (GOOD | {"no_memory": " \n"}, "'no_memory'"),
     "field that is a number": (GOOD | {"answer": 3}, "'answer'"),
     "system that is no text": (GOOD | {"system": ["be", "brief"]}, "'system'"),
+    "exact that is a word": (GOOD | {"exact": "perhaps"}, "'exact'"),
     "missing slot": (GOOD | {"memory": "{question} {memory}"}, "{section}"),
     "slot twice": (GOOD | {"answer": "{question} {memory} {memory}"}, "'answer'"),
     "one slot in another's stead": (GOOD | {"memory": "{question} {memory} {memory}"}, "'memory'"),

@@ -147,7 +147,7 @@ def hasty(functions):
 async def gather(pool, metadata, response=RIGHT):
     """One trajectory for each metadata, scored all at once."""
     trajectories = [Trajectory(response=response, reward=-1.0, error="stale") for _ in metadata]
-    samples = [Sample("s", "q", "", ("Ed Wood",), one) for one in metadata]
+    samples = [Sample("s", "q", "", ("Ed Wood",), metadata=one) for one in metadata]
     await asyncio.gather(*(pool.score(t, s) for t, s in zip(trajectories, samples, strict=True)))
     return trajectories
 
@@ -199,7 +199,8 @@ def test_a_number_a_bool_or_a_dict_of_numbers_is_a_reward(pool, do, numbers):
 
 def test_the_function_gets_response_answers_and_metadata_as_json_holds_them():
     seen = []
-    judge(lambda *arguments: seen.append(arguments) or 1, *json.loads(json.dumps(["r", ["a"], {"k": [1, None]}])))
+    request = ["r", ["a"], "all", {"k": [1, None]}]
+    judge(lambda *arguments: seen.append(arguments) or 1, *json.loads(json.dumps(request)))
     assert seen == [("r", ["a"], {"k": [1, None]})]
 
 
@@ -235,7 +236,7 @@ def test_scalars_of_numpy_and_torch_are_numbers():
     import torch
 
     for value in (np.float32(0.5), np.int64(1), np.bool_(True), torch.tensor(0.5)):
-        assert judge(lambda *_, value=value: value, "", [], {})["scores"]["reward"] == float(value)
+        assert judge(lambda *_, value=value: value, "", [], "any", {})["scores"]["reward"] == float(value)
 
 
 def test_long_errors_are_cut(pool):
@@ -306,12 +307,26 @@ def strict_pool():
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.text(alphabet="abE \\boxed{}.\ud800\N{DEGREE SIGN}", max_size=40), st.sampled_from([RIGHT, ""]))
-def test_without_a_function_the_verifiers_score(strict_pool, text, end):
-    trajectory, sample = Trajectory(response=text + end), Sample("s", "q", "", ("Ed Wood", "a"), {"lock": threading.Lock()})
+@given(
+    st.text(alphabet="abE \\boxed{}.\ud800\N{DEGREE SIGN}", max_size=40),
+    st.sampled_from([RIGHT, "\\boxed{a, Ed Wood}", ""]),
+    st.sampled_from(["any", "all"]),
+)
+def test_without_a_function_the_verifiers_score(strict_pool, text, end, match):
+    trajectory = Trajectory(response=text + end)
+    sample = Sample("s", "q", "", ("Ed Wood", "a"), match, {"lock": threading.Lock()})
     asyncio.run(strict_pool.score(trajectory, sample))
-    expected = verifier_scores(text + end, sample.answers)
+    expected = verifier_scores(text + end, sample.answers, match)
     assert (trajectory.scores, trajectory.reward, trajectory.error) == (expected, expected["strict"], "")
+
+
+@pytest.mark.parametrize(("match", "strict", "lenient"), [("any", 0.0, 1.0), ("all", 1.0, 1.0)])
+def test_the_samples_match_decides_what_is_right(pool, strict_pool, match, strict, lenient):
+    sample = Sample("s", "q", "", ("Ed Wood", "Tim Burton"), match, {"do": "true"})
+    for rewards in (pool, strict_pool):
+        trajectory = Trajectory(response="\\boxed{Tim Burton and Ed Wood}")
+        asyncio.run(rewards.score(trajectory, sample))
+        assert (trajectory.scores["strict"], trajectory.scores["lenient"]) == (strict, lenient)
 
 
 def test_the_verifiers_reward_outlives_a_worker_that_is_killed_while_it_scores(strict_pool):
@@ -321,8 +336,8 @@ def test_the_verifiers_reward_outlives_a_worker_that_is_killed_while_it_scores(s
         stopped = pids(strict_pool)
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
-        trajectory = Trajectory(response=RIGHT)
-        scoring = asyncio.ensure_future(strict_pool.score(trajectory, Sample("s", "q", "", ("Ed Wood",))))
+        trajectory = Trajectory(response="\\boxed{a, Ed Wood}")
+        scoring = asyncio.ensure_future(strict_pool.score(trajectory, Sample("s", "q", "", ("Ed Wood", "a"), "all")))
         await asyncio.sleep(0.1)
         for pid in stopped:
             os.kill(pid, signal.SIGKILL)
@@ -436,7 +451,7 @@ def test_closing_ends_what_is_being_scored_and_leaves_no_process(functions):
 def test_closing_starts_nothing_that_was_waiting(functions):
     pool = RewardPool(f"{functions}:by_metadata", 2, 20.0)
     trajectories = [Trajectory(reward=-1.0) for _ in range(8)]
-    sample = Sample("s", "q", "", (), {"do": "sleep", "seconds": 0.5})
+    sample = Sample("s", "q", "", (), metadata={"do": "sleep", "seconds": 0.5})
 
     async def go():
         scoring = [asyncio.ensure_future(pool.score(trajectory, sample)) for trajectory in trajectories]
@@ -465,7 +480,7 @@ pool = RewardPool(sys.argv[2], 2, 0.5 if sys.argv[3] == "regex" else 600.0)
 print(*(worker._process.pid for worker in pool._workers), flush=True)
 
 async def go(do):
-    sample = Sample("s", "q", "", (), {"do": do, "seconds": 600})
+    sample = Sample("s", "q", "", (), metadata={"do": do, "seconds": 600})
     await asyncio.gather(*(pool.score(Trajectory(), sample) for _ in range(2)))
 
 asyncio.run(go(sys.argv[3]))

@@ -297,3 +297,20 @@ def test_every_log_goes_back_to_the_checkpoint(make):
     folder.truncate_logs(1)
     for name in ("validation.jsonl", "rollouts.jsonl"):
         assert [json.loads(line)["step"] for line in (folder.path / name).read_text().splitlines()] == [0, 1]
+
+
+def test_scores_of_another_content_of_the_validation_file_are_not_compared(make, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    here, there = tmp_path / "validation.jsonl", tmp_path / "elsewhere" / "validation.jsonl"
+    here.write_text("one\n")
+    there.write_text("one\n")
+    folder = begun(make)
+    folder.open(changed(validation__path=str(here)), INPUTS)
+    assert folder.keep_best(1, 0.9, exporter("after 1"))
+    again = make()
+    again.open(changed(validation__path=str(there)), INPUTS)
+    assert not again.keep_best(2, 0.8, exporter("after 2"))
+    there.write_text("two\n")
+    again = make()
+    again.open(changed(validation__path=str(there)), INPUTS)
+    assert again.keep_best(3, 0.2, exporter("after 3")) and best(again) == (3, 0.2, "after 3")

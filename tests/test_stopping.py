@@ -83,6 +83,29 @@ def test_one_request_that_arrives_twice_is_one_request(launch):
     assert errors.count("finishing step") == 1 and "at once;" not in errors
 
 
+BETWEEN_STEPS = """
+import os, signal, sys, time
+from memrl.rl import distributed
+from memrl.rl.stopping import GracefulStop
+stop = GracefulStop("start again")
+distributed.init("cpu")
+stop.begin_step(3)
+stop.agreed()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.5)
+stop.end()
+distributed.shutdown()
+sys.exit(stop.exit_code)
+"""
+
+
+def test_a_signal_after_the_last_step_does_not_promise_to_finish_one():
+    command = [sys.executable, "-c", BETWEEN_STEPS]
+    run = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=SCRIPT.parents[2])
+    assert run.returncode == 0
+    assert "SIGTERM: stopping once a step is saved" in run.stderr and "finishing step" not in run.stderr
+
+
 def test_what_ends_a_forked_child_does_not_stop_its_parent(launch):
     run = launch("fork")
     assert run.finish()[0] == 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memrl.verify import extract_answer, last_boxed, lenient_match, strict_match, token_f1
+from memrl.verify import exact_match, extract_answer, last_boxed, lenient_match, strict_match, token_f1
 
 BOXES = [
     # (text, content of the last box)
@@ -210,6 +210,32 @@ def test_extract_answer_prefers_the_box_over_the_text():
     assert extract_answer(r"London \boxed{}") == ""
 
 
+EXACT = [
+    (r"I think so: \boxed{the Ed  WOOD.}", ["Ed Wood"], 1),
+    ("Ed Wood", ["Ed Wood"], 1),
+    ("Ed Wood, director", ["Ed Wood"], 0),
+    ("Ed", ["Ed Wood"], 0),
+    ("Wood Ed", ["Ed Wood"], 0),
+    ("Ed Wood Ed Wood", ["Ed Wood"], 0),
+    ("EdWood", ["Ed Wood"], 1),  # by letters, as strict_match has it in a box
+    (r"\boxed{EdWood}", ["Ed Wood"], 1),
+    ("Ed", ["Wood", "Ed"], 1),
+    ("1,462", ["1462"], 1),
+    ("U.S.", ["us"], 1),
+    ("not mentioned", ["no"], 0),
+    ("No.", ["no"], 1),
+    ("<think>Ed</think> Wood", ["Wood"], 1),
+    ("+", ["-"], 0),
+    ("", [""], 0),
+    ("Ed", [], 0),
+]
+
+
+@pytest.mark.parametrize(("prediction", "gold", "expected"), EXACT)
+def test_exact_match_table(prediction, gold, expected):
+    assert exact_match(prediction, gold) == expected
+
+
 F1 = [
     ("Ed Wood", ["Ed Wood"], 1.0),
     ("the Ed  Wood.", ["Ed Wood"], 1.0),
@@ -276,17 +302,17 @@ def test_gold_in_a_box_matches_itself_whatever_stands_around(gold, before, after
 
 @given(sane, st.randoms(use_true_random=False))
 @property_test
-def test_strict_implies_lenient(gold, random):
+def test_strict_implies_exact_and_exact_lenient(gold, random):
     variant = "".join(random.choice([c, c.lower(), c + " "]) for c in gold)
     response = f"\\boxed{{{variant}}}"
-    assert strict_match(response, [gold]) <= lenient_match(response, [gold])
+    assert strict_match(response, [gold]) <= exact_match(response, [gold]) <= lenient_match(response, [gold])
 
 
 @given(sane, sane, st.lists(sane, max_size=3))
 @property_test
 def test_more_gold_answers_never_lower_a_score(prediction, gold, others):
     response = f"\\boxed{{{prediction}}}"
-    for score in (strict_match, lenient_match, token_f1):
+    for score in (strict_match, lenient_match, exact_match, token_f1):
         assert score(response, [gold]) <= score(response, [*others, gold])
 
 
@@ -309,7 +335,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text_takes_linear_time(name):
     # Linear time is 0.05 s; quadratic time is several seconds, and a megabyte of it would be many minutes.
-    for score in (strict_match, lenient_match, token_f1):
+    for score in (strict_match, lenient_match, exact_match, token_f1):
         start = time.process_time()
         score(HOSTILE[name], ["no", "the a " * 50 + "b"])
         assert time.process_time() - start < 1.0

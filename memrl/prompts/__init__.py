@@ -1,12 +1,15 @@
 """Prompt files, and how a prompt becomes token ids.
 
 A prompt file holds the words of the memory agent's two kinds of turn, with the slots {question}, {memory} and {section} in any
-order, and those of a reader who sees the document itself. What fills a slot is always token ids, never text: the literal pieces are tokenised once, and a prompt is the pieces and
-the slots' ids strung together, so the ids that were sampled are the ids that the next turn sees.
+order, and those of a reader who sees the document itself. What fills a slot is always token ids, never text: the literal pieces
+are tokenised once, and a prompt is the pieces and the slots' ids strung together, so the ids that were sampled are the ids that
+the next turn sees.
+
+`python -m memrl.prompts import` makes a prompt file of the original's own words (`importing.py`).
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import yaml
@@ -33,6 +36,8 @@ class Prompts:
         system: system message; None leaves it to the chat template's own default.
         document: user message of those who read a document, or parts of it, at once; slots question, section. None where the file
             has none: the memory agent needs none.
+        exact: whether blanks and line ends around the user messages belong to them. If not they are removed, because YAML's block
+            texts end in a line end that nobody means.
     """
 
     memory: str
@@ -40,6 +45,13 @@ class Prompts:
     no_memory: str
     system: str | None = None
     document: str | None = None
+    exact: bool = False
+
+    def __post_init__(self):
+        if not self.exact:
+            for name in _FIELDS:
+                if (text := getattr(self, name)) is not None:
+                    object.__setattr__(self, name, text.strip())
 
 
 def load_prompts(name_or_path: str | Path) -> Prompts:
@@ -63,7 +75,7 @@ def load_prompts(name_or_path: str | Path) -> Prompts:
 
 def check_prompts(content: object, source: str) -> Prompts:
     """Prompts from a mapping, with every mistake named; `source` is what the messages call it."""
-    allowed = {"memory", "answer", "no_memory", "system", "document"}
+    allowed = {field.name for field in fields(Prompts)}
     if not isinstance(content, dict):
         raise ValueError(f"{source} must be a mapping with the fields {', '.join(sorted(allowed))}")
     if unknown := sorted(set(content) - allowed, key=str):
@@ -75,6 +87,8 @@ def check_prompts(content: object, source: str) -> Prompts:
         raise ValueError(f"{source}: the field 'system' must hold text, or null for the chat template's own")
     if not isinstance(content.get("document"), str | None):
         raise ValueError(f"{source}: the field 'document' must hold text, or be left out")
+    if not isinstance(content.get("exact", False), bool):
+        raise ValueError(f"{source}: the field 'exact' must be true or false")
     for name, slots in _FIELDS.items():
         if content.get(name) is None:
             continue
@@ -98,7 +112,7 @@ class PromptTemplate:
         # The slots travel through the chat template as marks that no template has a reason to touch.
         marks = {name: f"\u241f{name}\u241f" for name in _SLOT.findall(text)}
         try:
-            rendered = tokenizer.render_chat(_SLOT.sub(lambda match: marks[match[1]], text.strip()), system)
+            rendered = tokenizer.render_chat(_SLOT.sub(lambda match: marks[match[1]], text), system)
         except TemplateError as error:  # some templates raise for a system message
             reason = " ".join(str(error).split())
             given = "a system message and a user message" if system else "a user message"

@@ -33,7 +33,7 @@ from typing import TextIO
 import yaml
 
 from memrl.config import TrainConfig, flatten
-from memrl.files import sync_path, sync_tree, write_whole
+from memrl.files import fingerprint, sync_path, sync_tree, write_whole
 from memrl.rl import distributed
 from memrl.rl.engine import Engine
 from memrl.rl.folders import aside, finish_swap, make_empty, publish, swap_in
@@ -109,7 +109,7 @@ class RunFolder:
             shutil.rmtree(leftover)
         for name in ("model", "best"):
             finish_swap(self.path / name)
-        self._validation = asdict(config.validation) | {"every": None}
+        self._validation = _validation_settings(config)
         steps = self._steps()
         if steps or (self.path / "metrics.jsonl").exists() or (self.path / "start").exists():
             if config.resume == "no":
@@ -220,7 +220,8 @@ class RunFolder:
         """Make best/ the policy after `step` steps if its validation score is above the one kept. Collective over ranks.
 
         A resumed run that does steps again validates the same weights with the same score, so what it finds in best/, be it
-        from a step ahead of it, is what it would write. A score of other validation settings does not count.
+        from a step ahead of it, is what it would write. A score of other validation settings, or of a validation file with
+        another content, does not count.
 
         Args:
             export: as for `save`.
@@ -310,6 +311,14 @@ class RunFolder:
         """Append a line; numbers that are not finite, for which JSON has no word, become null."""
         with open(self.path / name, "a", encoding="utf-8") as file:
             file.write(json.dumps(_finite(record)) + "\n")
+
+
+def _validation_settings(config: TrainConfig) -> dict:
+    """What validation scores depend on: how often there is one does not matter, and of a file what is in it, not where it is."""
+    settings = asdict(config.validation) | {"every": None}
+    if settings["path"] is not None and Path(settings["path"]).is_file():
+        settings["path"] = fingerprint([settings["path"]])
+    return settings
 
 
 def _finite(value):

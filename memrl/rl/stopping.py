@@ -38,6 +38,7 @@ class GracefulStop:
         self.signal = 0
         self._advice = advice
         self._step: int | None = None
+        self._compared: int | None = None  # the last step after which the ranks compared
         self._asked, self._asked_at = 0, 0.0
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)
@@ -62,6 +63,7 @@ class GracefulStop:
         self.signal = distributed.max_over_ranks(self._asked)
         if self.signal and not self._asked:
             self._note(self.signal)
+        self._compared = self._step
         return self.signal != 0
 
     @property
@@ -84,7 +86,9 @@ class GracefulStop:
 
     def _note(self, number: int) -> None:
         self._asked, self._asked_at = number, time.monotonic()
-        _say(f"{signal.Signals(number).name}: finishing step {self._step}, then saving; once more to stop at once")
+        # Once the ranks have compared, the step is done: what follows is saving it, the next one, or the end of the run.
+        doing = f"finishing step {self._step}, then saving" if self._compared != self._step else "stopping once a step is saved"
+        _say(f"{signal.Signals(number).name}: {doing}; once more to stop at once")
 
 
 # A forked child shares the pipe, from its first moment on: what ends the child must not look as if it were meant for the parent.

@@ -1,0 +1,258 @@
+r"""The original's prompts, read out of the user's own copy of its repository: its words are not shipped with memrl.
+
+Its code (github.com/BytedTsinghua-SIA/MemAgent) is parsed, never run. Texts are recognised by their slots:
+
+    {prompt}, {memory} and {chunk}   a memory turn
+    {prompt} and {memory}            the answer turn; where a file has several, the one that asks for a \boxed{} answer
+    $Q$ and $DOC$                    the reader who sees the whole document
+    a constant NO_MEMORY, or what `memory=` falls back on    what stands there before anything was read
+
+What counts is the text that its model was shown. Where the code passes a text through `str.format`, `{{}}` in the source is `{}`
+to the model; where it pastes the text elsewhere, as its trainer does, `{{}}` stays, and that is what its checkpoints learned.
+"""
+
+import ast
+import re
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from memrl.prompts import check_prompts
+
+# Where the original keeps them: the trainer's own first, then those of its quick start and its evaluation.
+TURN_FILES = (
+    "recurrent/impls/memory.py",
+    "quickstart.py",
+    "taskutils/memory_eval/utils/recurrent_boxed.py",
+    "taskutils/memory_eval/utils/recurrent.py",
+)
+DOCUMENT_FILES = ("taskutils/memory_eval/utils/boxed.py", "taskutils/memory_eval/utils/openai_api.py")
+SLOTS = {"prompt": "question", "question": "question", "problem": "question", "memory": "memory"}
+SLOTS |= {"chunk": "section", "section": "section", "context": "section", "Q": "question", "DOC": "section"}
+ROLES = {
+    ("memory", "question", "section"): "memory",
+    ("memory", "question"): "answer",
+    ("question", "section"): "document",
+}
+WANTED = {
+    "memory": "memory turn, with the slots {prompt}, {memory} and {chunk} once each",
+    "answer": "answer turn, with the slots {prompt} and {memory} once each",
+    "no_memory": "memory before anything was read: a constant NO_MEMORY, or what memory= falls back on",
+}
+DEPTH = 5  # folders above a file in which a module that it imports is looked for
+_NO_MEMORY = re.compile(r"_*no_(previous_)?memory(_\w+)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A text of the original.
+
+    Attributes:
+        text: as its model is shown it, with memrl's slots.
+        name: what its code calls it.
+        path: the file where it stands, and its line there, from 1.
+        doubled: whether it has doubled braces that stay doubled.
+    """
+
+    text: str
+    name: str
+    path: Path
+    line: int
+    doubled: bool = False
+
+
+def import_prompts(path: str | Path) -> dict[str, Piece]:
+    """The texts "memory", "answer", "no_memory" and, where there is one, "document".
+
+    Args:
+        path: the repository's folder, from which the trainer's texts are taken, or a Python file of it, from which its own are.
+
+    Raises:
+        ValueError: a text is missing, or there are several that could be it; names where it was looked for.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ValueError(f"{path}: there is no such file or folder; give the folder of the original's repository")
+    if not path.is_dir():
+        return _turns(path) | _document([path])
+    known = [path / name for name in TURN_FILES if (path / name).is_file()]
+    if not known:
+        known = [file for file in sorted(path.rglob("*.py")) if _has_turns(file)]
+        if len(known) > 1:
+            names = ", ".join(str(file.relative_to(path)) for file in known[:5])
+            raise ValueError(f"{path}: several files hold prompts of memory turns ({names}); give one of them, not the folder")
+    if not known:
+        raise ValueError(f"{path}: no Python file there holds a {WANTED['memory']}; give the folder of the original's repository")
+    return _turns(known[0]) | _document([path / name for name in DOCUMENT_FILES if (path / name).is_file()])
+
+
+def _turns(path: Path) -> dict[str, Piece]:
+    tree = _parse(path)
+    found: dict[str, list[Piece]] = {"memory": [], "answer": [], "no_memory": list(_no_memory(tree, path))}
+    for role, piece in _templates(tree, path):
+        found.setdefault(role, []).append(piece)
+    return {role: _one(found[role], role, path) for role in WANTED}
+
+
+def _document(paths: list[Path]) -> dict[str, Piece]:
+    for path in paths:
+        if pieces := [piece for role, piece in _templates(_parse(path), path) if role == "document"]:
+            return {"document": _one(pieces, "document", path)}
+    return {}
+
+
+def _has_turns(path: Path) -> bool:
+    source = path.read_bytes()
+    if b"memory}" not in source:
+        return False
+    try:
+        return any(role == "memory" for role, _ in _templates(_parse(path), path))
+    except ValueError:
+        return False
+
+
+def _one(pieces: list[Piece], role: str, path: Path) -> Piece:
+    """The piece, if they all have the same text; of several answers the only one that asks for a box."""
+    texts = {piece.text: piece for piece in reversed(pieces)}
+    if len(texts) > 1 and role == "answer":
+        texts = {text: piece for text, piece in texts.items() if "\\boxed" in text} or texts
+    if len(texts) == 1:
+        return next(iter(texts.values()))
+    if not texts:
+        raise ValueError(f"{path}: holds no text for the {WANTED[role]}")
+    places = ", ".join(f"{piece.name} in line {piece.line}" for piece in sorted(texts.values(), key=lambda piece: piece.line))
+    raise ValueError(f"{path}: several texts could be {role!r}: {places}; delete all but one in a copy of the file, and give it")
+
+
+def _parse(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), filename=str(path))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{path} is not a Python file that can be read: {error}") from None
+
+
+def _templates(tree: ast.Module, path: Path) -> Iterator[tuple[str, Piece]]:
+    """The texts of a file, or imported by it, that have the slots of a role, with the role."""
+    for name, piece in _texts(tree, path):
+        formatted = "$" not in piece.text and _is_formatted(tree, name)
+        parts = _split(piece.text, formatted)
+        slots = tuple(sorted(SLOTS.get(slot, slot) for _, slot in parts if slot is not None))
+        if slots in ROLES:
+            text = "".join(literal + (f"{{{SLOTS[slot]}}}" if slot is not None else "") for literal, slot in parts)
+            doubled = any("{{" in literal or "}}" in literal for literal, _ in parts)
+            yield ROLES[slots], replace(piece, text=text, doubled=doubled)
+
+
+def _texts(tree: ast.Module, path: Path) -> Iterator[tuple[str, Piece]]:
+    """Each text that is given a name in a file, or in one that it imports the name from, with its name here."""
+    yield from _own_texts(tree, path)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (source := _module_file(node, path)) is not None:
+            names = {alias.name: alias.asname or alias.name for alias in node.names}
+            yield from ((names[name], piece) for name, piece in _own_texts(_parse(source), source) if name in names)
+
+
+def _own_texts(tree: ast.Module, path: Path) -> Iterator[tuple[str, Piece]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and (text := _text(node.value)) is not None:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name):
+                    yield target.id, Piece(text, target.id, path, node.lineno)
+
+
+def _module_file(node: ast.ImportFrom, path: Path) -> Path | None:
+    """The file of `from MODULE import ...`, where it is one of the repository that `path` is in."""
+    parts = (node.module or "").split(".")
+    folders = path.absolute().parents
+    folders = folders[node.level - 1 : node.level] if node.level else folders[:DEPTH]
+    files = (folder.joinpath(*parts).with_suffix(".py") for folder in folders if all(parts))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _text(node: ast.AST | None) -> str | None:
+    """The value of a text that is written out, perhaps in several parts with + between; else None."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = _text(node.left), _text(node.right)
+        return None if left is None or right is None else left + right
+    return None
+
+
+def _is_formatted(tree: ast.Module, name: str) -> bool:
+    """Whether the code calls `name.format`; also where it does nothing with the text but give it a name."""
+    is_passed = False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "format" and getattr(node.value, "id", None) == name:
+            return True
+        if isinstance(node, ast.Call):
+            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            is_passed |= any(isinstance(value, ast.Name) and value.id == name for value in given)
+    return not is_passed
+
+
+def _split(text: str, formatted: bool) -> list[tuple[str, str | None]]:
+    """Literal texts, each with the slot after it; the last with None."""
+    if formatted:
+        try:
+            parts = list(string.Formatter().parse(text))
+        except ValueError:
+            return [(text, None)]
+        # A slot with a format of its own, like {x:>10}, is none that ids could fill.
+        return [(literal, slot if not spec and not kind else f"{slot}:{spec}") for literal, slot, spec, kind in parts]
+    parts = re.split(r"\$([A-Z]+)\$" if "$" in text else r"\{([A-Za-z_]+)\}", text)
+    return list(zip(parts[0::2], [*parts[1::2], None], strict=True))
+
+
+def _no_memory(tree: ast.Module, path: Path) -> Iterator[Piece]:
+    for name, piece in _texts(tree, path):
+        if (_NO_MEMORY.fullmatch(name) or name == "memory") and piece.text.strip():
+            yield piece
+    for node in ast.walk(tree):
+        values: list[ast.AST] = []
+        if isinstance(node, ast.Assign) and _NO_MEMORY.fullmatch(getattr(node.targets[0], "attr", "")):
+            values = [node.value, *getattr(node.value, "args", [])]  # self.NO_MEMORY_TOKENS = tokenizer.encode("...")
+        elif isinstance(node, ast.keyword) and node.arg == "memory":  # memory=a if a else "...", or memory=a or "..."
+            values = [getattr(node.value, "orelse", node.value), *getattr(node.value, "values", [])]
+        for value in values:
+            if (text := _text(value)) and text.strip():
+                yield Piece(text, ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else "memory=", path, value.lineno)
+
+
+# --- The prompt file ----------------------------------------------------------------------------------------------------------
+
+
+def prompt_file(pieces: dict[str, Piece], root: Path) -> str:
+    """A prompt file of the pieces, YAML, with comments that say where each came from; it holds their texts to the letter."""
+    lines = ["# Prompts of the original MemAgent, made from a copy of its repository by `python -m memrl.prompts import`:", "#"]
+    lines += [f"#   {line}" for line in describe(pieces, root)]
+    lines += [
+        "#",
+        "# exact: its model was shown the blanks and line ends around these texts, and those at the ends of lines; keep them.",
+        "exact: true",
+    ]
+    text = "\n".join(lines) + "\n" + "".join(_field(role, piece.text) for role, piece in pieces.items())
+    check_prompts(yaml.safe_load(text), "what was found")
+    return text
+
+
+def describe(pieces: dict[str, Piece], root: Path) -> list[str]:
+    """One line for each text: what it is, its file and line, its name there."""
+    lines = []
+    for role, piece in pieces.items():
+        file = piece.path.absolute()
+        place = file.relative_to(root.absolute()) if file.is_relative_to(root.absolute()) else Path(file.name)
+        note = ", whose doubled braces are shown doubled" if piece.doubled else ""
+        lines.append(f"{role:<10} {place.as_posix()}, line {piece.line}: {piece.name}{note}")
+    return lines
+
+
+def _field(role: str, text: str) -> str:
+    if "\n" not in text or not text.replace("\n", "").isprintable():  # a block would not keep other line ends and controls
+        return yaml.safe_dump({role: text}, allow_unicode=True, width=2**31)
+    # "2" because a text may begin with blanks; "-" and "+" because it may end in no line end or in several.
+    chomping = "" if re.search(r"[^\n]\n\Z", text) else "+" if text.endswith("\n") else "-"
+    return f"{role}: |2{chomping}\n" + "".join(f"  {line}\n" if line else "\n" for line in text.removesuffix("\n").split("\n"))
