@@ -1,10 +1,11 @@
-"""Measure a memory agent by document length.
+"""Measure a model by document length: tasks x lengths x methods.
 
     python eval.py --model runs/tiny/model --lengths 1,4,16,64
-    python eval.py --model DIR --task my_questions.jsonl --out results/mine
+    python eval.py --model DIR --task ruler --lengths 8k,32k --methods memory,one_shot,retrieval --out results/mine
+    torchrun --nproc_per_node 8 eval.py --model DIR --task my_questions.jsonl --out results/mine
 
-The same command again continues where it was stopped and runs again what failed; more lengths, samples or
-tasks add to it.
+The same command again continues where it was stopped and runs again what failed; more lengths, samples, repeats,
+tasks or methods add to it.
 """
 
 import sys
@@ -20,47 +21,66 @@ class EvalOptions:
     """What is measured."""
 
     model: str
-    """Hugging Face folder of the model."""
+    """Hugging Face folder of the model; with an endpoint its name there."""
     task: str = "needle"
-    """needle, or the path of a .jsonl file; several with commas between."""
+    """needle, ruler (or any of its 13 tasks), ruler_hotpotqa, or the path of a .jsonl or .parquet file; several with commas."""
     lengths: str | None = None
-    """Like 1,4,16 or 8k,1m; for needle they count chunks (default 1,4,16). Files are read as they are."""
+    """Like 1,4,16 or 8k,1m, for every task given: needle counts chunks (1,4,16 if not given), RULER's tasks tokens (8k,16k,32k),
+    ruler_hotpotqa documents (50,100,200). Files are read as they are."""
+    methods: str = "memory"
+    """memory (chunk by chunk), one_shot (the document in the model's window), retrieval (its best passages)."""
     samples: int | None = None
     """Documents per length; 128 if not given, and all of a file."""
+    repeats: int = 1
+    """Readings of each document, with other draws each; more than 1 needs a temperature above 0."""
     seed: int = 0
     """Which documents, and all randomness of sampling."""
     out: str | None = None
     """Folder of the results; `eval` beside the model folder if not given."""
     resume: Literal["auto", "no"] = "auto"
     """auto adds to what the folder holds; no refuses a folder with results."""
+    label: str | None = None
+    """What the model is called in rows and tables; the name of its folder if not given."""
+    endpoint: str | None = None
+    """Address of an OpenAI-compatible server that runs the model, like http://localhost:8000/v1."""
+    tokenizer: str | None = None
+    """With an endpoint: the Hugging Face folder of the served model, of which the tokenizer and memrl_agent.yaml are read."""
 
 
-def parse(arguments: list[str] | None) -> tuple[EvalOptions, ReaderOptions]:
+def parse(arguments: list[str] | None) -> list:
+    """EvalOptions, ReaderOptions, MethodOptions and RulerFiles."""
+    from memrl.data.ruler import RulerFiles
+    from memrl.evaluation.methods import MethodOptions
+
+    kinds = (EvalOptions, ReaderOptions, MethodOptions, RulerFiles)
     parser = Parser(
         prog="eval.py",
-        usage="eval.py --model DIR [--task NAME[,NAME]] [--lengths 1,4,16] [--samples N] [--out DIR] [...]",
-        description="Measure a memory agent by document length: a table with 95% intervals, samples.jsonl, "
-        "summary.json and accuracy.png. The same command again continues where it was stopped.",
+        usage="eval.py --model DIR [--task NAME[,NAME]] [--lengths 8k,32k] [--methods NAME[,NAME]] [--samples N] [--out DIR] ...",
+        description="Measure a model by document length: a table with 95% intervals, samples.jsonl, summary.json and "
+        "accuracy.png. The same command again continues where it was stopped.",
     )
     parser.add_argument("--config", action="config", help="a YAML file with any of the settings below")
-    parser.add_class_arguments(EvalOptions)
-    parser.add_class_arguments(ReaderOptions)
+    for kind in kinds:
+        parser.add_class_arguments(kind)
     settings = parser.instantiate(parser.parse_args(arguments)).as_dict()
-    split = [{f.name: settings[f.name] for f in fields(kind)} for kind in (EvalOptions, ReaderOptions)]
-    return EvalOptions(**split[0]), ReaderOptions(**split[1])
+    return [kind(**{f.name: settings[f.name] for f in fields(kind)}) for kind in kinds]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options, reader = parse(arguments)
-    from memrl.evaluation.command import open_evaluation
+    """The exit code: 0, 1 where the endpoint went away or rows are missing in the end, 130 after Ctrl-C, 2 for mistakes."""
+    options = parse(arguments)
+    from memrl.evaluation.command import IncompleteError, open_evaluation
 
     try:
         with user_errors():
-            evaluation = open_evaluation(options, reader)
+            evaluation = open_evaluation(*options)
         evaluation.run()
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130
+    except (ConnectionError, IncompleteError) as error:
+        print(f"error: {error}; the same command continues", file=sys.stderr)
+        return 1
     return 0
 
 

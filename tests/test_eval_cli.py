@@ -2,17 +2,15 @@
 
 import importlib
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from memrl.evaluation.runner import row_key
+from tests.fake_endpoint import FakeEndpoint, Reply
 from tests.tiny_folder import WORDS, make_folder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,12 +24,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory):
-    """A JSON lines file of 60 documents of up to 40 chunks, one of which cannot be read."""
+    """A JSON lines file of 24 documents of up to 12 chunks, one of which cannot be read."""
     path = tmp_path_factory.mktemp("questions") / "qa.jsonl"
     rng = random.Random(0)
     with path.open("w") as file:
-        for index in range(60):
-            context = " ".join(rng.choices(WORDS, k=rng.randint(1, 320)))
+        for index in range(24):
+            context = " ".join(rng.choices(WORDS, k=rng.randint(1, 96)))
             question = "who ? " * 9 if index == 5 else QUESTION
             line = {
                 "id": f"q{index}",
@@ -53,6 +51,10 @@ def run_main(capsys, *arguments) -> tuple[int, str, list[str]]:
     return code, captured.out, captured.err.splitlines()
 
 
+def without_clock(row: dict) -> dict:
+    return {name: value for name, value in row.items() if name not in ("seconds", "peak_gib")}
+
+
 def rows_in(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
 
@@ -63,45 +65,106 @@ def test_command_adds_lengths_and_writes_every_file(folder, tmp_path, capsys):
     assert run_main(capsys, *options, "--lengths", "2,1")[0] == 0
     first = rows_in(tmp_path / "out")
     code, printed, _ = run_main(capsys, *options, "--lengths", "1,2,4")
-    assert code == 0 and printed.startswith("3 documents, 12 chunks in ")
+    assert code == 0 and printed.startswith("3 readings, 12 chunks in ")
     assert len(first) == 6 and rows_in(tmp_path / "out")[:6] == first
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert [(e["task"], e["length"], e["method"], e["n"]) for e in summary] == [("needle", n, "memory", 3) for n in (1, 2, 4)]
     assert (tmp_path / "out" / "accuracy.png").stat().st_size > 5000
 
 
-def test_killed_command_continues_with_the_same_rows(folder, questions, tmp_path, capsys):
+def test_stopped_command_continues_with_the_same_rows(folder, questions, tmp_path, capsys):
     options = ["--model", folder, "--task", questions, "--temperature", 1, "--max_rows", 2, "--device", "cpu"]
     code, printed, _ = run_main(capsys, *options, "--out", tmp_path / "whole")
-    assert code == 0 and "failed: qa, length file, sample q5: ValueError" in printed
+    assert code == 0 and "failed: qa, length file, memory, sample q5: ValueError" in printed
+    assert "1 failed: they count as wrong" in printed
 
-    out = tmp_path / "killed"
-    command = [sys.executable, ROOT / "eval.py", *options, "--out", out, "--threads", 1]
-    process = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    samples = out / "samples.jsonl"
-    deadline = time.monotonic() + 60
-    while not (samples.exists() and samples.read_bytes().count(b"\n") >= 5) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    before = samples.read_bytes().count(b"\n")
-    assert 5 <= before < 60
-    samples.write_bytes(samples.read_bytes() + b'{"task": "qa", "len')
+    out = tmp_path / "out"
+    assert run_main(capsys, *options, "--out", out, "--samples", 10)[0] == 0
+    before = rows_in(out)
+    code, printed, errors = run_main(capsys, *options, "--out", out)
+    assert code == 0 and printed.startswith("15 readings, ")  # 14, and the one that failed
+    assert any("9 of 24 readings are there already" in line for line in errors)
+    assert len(before) == 10 and [without_clock(row) for row in rows_in(out)[:10]] == [without_clock(row) for row in before]
+    assert sorted(map(without_clock, rows_in(out)), key=row_key) == sorted(
+        map(without_clock, rows_in(tmp_path / "whole")), key=row_key
+    )
 
+    content = (out / "samples.jsonl").read_bytes()
     code, printed, _ = run_main(capsys, *options, "--out", out)
-    assert code == 0 and f"{60 - before} documents" in printed
-    assert sorted(rows_in(out), key=row_key) == sorted(rows_in(tmp_path / "whole"), key=row_key)
-    assert (out / "summary.json").read_text() == (tmp_path / "whole" / "summary.json").read_text()
-
-    content = samples.read_bytes()
-    code, printed, _ = run_main(capsys, *options, "--out", out)
-    assert code == 0 and printed.startswith("1 documents, ")  # the one that failed, and it fails again
-    assert samples.read_bytes() == content
+    assert code == 0 and printed.startswith("1 readings, ")  # the one that failed, and it fails again
+    assert (out / "samples.jsonl").read_bytes() == content
     code, printed, errors = run_main(capsys, *options, "--out", out, "--samples", 5)
-    assert code == 0 and "results:" in printed and "documents" not in printed and errors == []
-    assert samples.read_bytes() == content
+    assert code == 0 and "results:" in printed and "readings" not in printed and errors == []
+    assert (out / "samples.jsonl").read_bytes() == content
     code, _, errors = run_main(capsys, *options, "--out", out, "--agent.chunk_tokens", 9)
-    assert code == 2 and len(errors) == 1 and "agent.chunk_tokens (8 there, 9 now)" in errors[0]
+    assert code == 2 and len(errors) == 1 and "agent.chunk_tokens" not in errors[0]
+    assert "methods.memory.chunk_tokens (8 there, 9 now)" in errors[0]
+
+
+def test_methods_and_repeats_are_added_to_a_folder(folder, tmp_path, capsys):
+    out = tmp_path / "out"
+    options = ["--model", folder, "--samples", 3, "--lengths", "2", "--out", out, "--device", "cpu", "--temperature", 1]
+    assert run_main(capsys, *options)[0] == 0
+    first = rows_in(out)
+    every = [*options, "--methods", "memory,one_shot,retrieval", "--repeats", 2]
+    code, printed, _ = run_main(capsys, *every)
+    assert code == 0 and printed.startswith("15 readings, ") and "3 x 2" in printed
+    rows = rows_in(out)
+    assert rows[:3] == first and len({row_key(row) for row in rows}) == len(rows) == 18
+    assert {row["model"] for row in rows} == {f"{folder.parent.name}/model"}
+    summary = json.loads((out / "summary.json").read_text())
+    assert [(e["method"], e["n"], e["repeats"]) for e in summary] == [(m, 3, 2) for m in ("memory", "one_shot", "retrieval")]
+    for other in (["--retrieval_tokens", 500], ["--temperature", 2], ["--label", "mine"], ["--seed", 1]):
+        code, _, errors = run_main(capsys, *every, *other)
+        assert code == 2 and len(errors) == 1 and "made with other settings" in errors[0]
+    # What the methods that were left out were run with does not matter to the others.
+    assert run_main(capsys, *options, "--retrieval_tokens", 500)[0] == 0
+
+
+def test_ruler_by_every_method(folder, tmp_path, capsys):
+    options = ["--model", folder, "--task", "niah_single_1,vt", "--lengths", "400", "--samples", 2, "--device", "cpu"]
+    options += ["--methods", "memory,one_shot,retrieval", "--agent.question_tokens", 100, "--window", 400]
+    options += ["--agent.chunk_tokens", 100, "--passage_tokens", 50, "--retrieval_tokens", 100, "--out", tmp_path / "out"]
+    code, printed, _ = run_main(capsys, *options)
+    assert code == 0 and printed.startswith("12 readings, ")
+    rows = rows_in(tmp_path / "out")
+    assert {row["error"] for row in rows} == {None} and len(rows) == 12
+    for row in rows:
+        assert 150 <= row["tokens"] <= 400 and row["depths"] and all(0 <= depth <= 1 for depth in row["depths"])
+        assert (row["chunks"] > 1, len(row["held"])) == (row["method"] == "memory", row["chunks"])
+    code, printed, errors = run_main(capsys, *options[:4], "--lengths", 20, "--out", tmp_path / "short")
+    assert (code, printed, len(errors)) == (2, "", 1) and "too short" in errors[0]
+
+
+def test_endpoint_is_measured_by_every_method_and_what_failed_there_is_run_again(folder, tmp_path, capsys):
+    out, is_broken = tmp_path / "out", True
+
+    def answer(body):
+        return Reply(status=400, message="too long") if is_broken and "river" in str(body["messages"]) else Reply("red river")
+
+    path = tmp_path / "qa.jsonl"
+    lines = [{"question": QUESTION, "context": f"{word} " * 20, "answers": ["red river"]} for word in ("blue", "river", "grey")]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with FakeEndpoint(answer, models=("served/name",)) as server:
+        options = ["--model", "served/name", "--endpoint", server.url, "--tokenizer", folder, "--task", path, "--out", out]
+        options += ["--methods", "memory,one_shot,retrieval", "--window", 1000]
+        code, printed, _ = run_main(capsys, *options)
+        assert code == 0 and "too long" in printed and printed.startswith("9 readings, ")
+        failed = {(row["method"], row["index"]) for row in rows_in(out) if row["error"]}
+        # The answer of the first chunk has the word in it too, which the memory turns after it show.
+        assert {("one_shot", 1), ("retrieval", 1)} <= failed and len(rows_in(out)) == 9
+        is_broken = False
+        code, printed, _ = run_main(capsys, *options)
+        assert code == 0 and printed.startswith(f"{len(failed)} readings, ")
+        sent = len(server.bodies)
+        assert run_main(capsys, *options)[0] == 0 and len(server.bodies) == sent
+        code, _, errors = run_main(capsys, "--model", "another", *options[2:-6], *options[-4:], "--out", tmp_path / "another")
+        assert (code, len(errors)) == (2, 1) and "another" in errors[0]
+    rows = rows_in(out)
+    assert len(rows) == 9 and {(row["lenient"], row["model"], row["peak_gib"]) for row in rows} == {(1.0, "served/name", None)}
+    assert {row["held"] for row in rows if row["method"] == "memory"} == {"999"}
+    code, _, errors = run_main(capsys, *options[:2], "--endpoint", "http://other", *options[4:])
+    assert (code, len(errors)) == (2, 1) and "endpoint (" in errors[0]
 
 
 def test_failures_are_run_again_and_replaced(folder, tmp_path, capsys):
@@ -117,14 +180,14 @@ def test_failures_are_run_again_and_replaced(folder, tmp_path, capsys):
     assert [entry["n"] for entry in json.loads((out / "summary.json").read_text())] == [3]
 
     code, printed, _ = run_main(capsys, *options)
-    assert code == 0 and printed.startswith("1 documents, 2 chunks") and "failed:" not in printed
+    assert code == 0 and printed.startswith("1 readings, 2 chunks") and "failed:" not in printed
     after = rows_in(out)
-    assert after[:3] == before and [(row["index"], row["error"]) for row in after[3:]] == [(1, None)]
+    assert len(after) == 3 and all(row in after for row in before if row["error"] is None)  # every document once
+    assert sorted((row["index"], row["error"]) for row in after) == [(0, None), (1, None), (2, None)]
     (entry,) = json.loads((out / "summary.json").read_text())
     assert (entry["n"], entry["failures"]) == (3, 0)
-    # The later line is still the one that counts, and nothing is left to do.
     code, printed, _ = run_main(capsys, *options)
-    assert code == 0 and "documents" not in printed and rows_in(out) == after
+    assert code == 0 and "readings" not in printed and rows_in(out) == after
     assert json.loads((out / "summary.json").read_text()) == [entry]
 
 
@@ -165,6 +228,18 @@ def test_mistakes_are_one_line_and_exit_code_2(folder, questions, tmp_path, caps
         (["--model", folder, "--lengths", "1,999999999999"], "999999999999"),
         ([*good, "--seed", "-1"], "seed"),
         ([*good, "--seed", 2**63], "seed"),
+        ([*good, "--repeats", "0"], "repeats"),
+        ([*good, "--repeats", "2"], "--temperature 1"),
+        ([*good, "--methods", "memori"], "memori"),
+        ([*good, "--methods", "memory,memory"], "twice"),
+        ([*good, "--methods", ""], "method"),
+        ([*good, "--methods", "one_shot", "--window", "10000000"], "window"),
+        ([*good, "--tokenizer", folder], "--tokenizer"),
+        ([*good, "--endpoint", "http://localhost:1/v1"], "--tokenizer"),
+        ([*good, "--endpoint", "http://localhost:1/v1", "--tokenizer", tmp_path / "no"], "no such folder"),
+        ([*good, "--endpoint", "http://localhost:1/v1", "--tokenizer", folder, "--yarn", "4"], "yarn"),
+        (["--model", folder, "--task", "needle,vt", "--lengths", "8k"], "chunks of needle, tokens of vt"),
+        (["--model", folder, "--task", "niah_single_2"], "--essays"),
         ([*good, "--cache_gib", "inf"], "cache_gib"),
         ([*good, "--cache_gib", "0.00000001"], "--cache_gib"),
         (["--model", folder, "--out", tmp_path / "out", "--cache_gib", "0.000005"], "--cache_gib"),

@@ -1,52 +1,65 @@
 """Evaluation: the same rows in any batch and after any interruption, failures counted, numbers that are what they say."""
 
+import asyncio
 import json
 import random
-from pathlib import Path
+import threading
+from types import SimpleNamespace
 
 import pytest
 
 from memrl.agents.settings import load_agent
 from memrl.evaluation import (
-    Results,
+    Key,
+    all_keys,
     evaluate,
-    make_task,
-    parse_lengths,
     print_table,
+    read_all,
+    row_key,
+    share_of,
     summarize,
+    summarize_costs,
     wilson_interval,
     write_summary,
 )
+from memrl.evaluation.documents import Documents
+from memrl.evaluation.measure import Meter, depths_of, held_digit, measure
+from memrl.evaluation.methods import MethodOptions, make_methods
 from memrl.evaluation.plot import plot_accuracy
-from memrl.evaluation.runner import row_key
 from memrl.runtime import ReaderOptions, load_settings, open_llm, pick_device
-from memrl.types import Sample
+from memrl.scores import SCORES
+from memrl.types import Sample, Trajectory, Turn
 from tests.tiny_folder import WORDS, make_folder
 
-ROOT = Path(__file__).resolve().parent.parent
 QUESTION = "name ?"
 
 
 class WordTask:
-    """Documents of random words, `length` chunks of eight; question 3 is too long for its cap."""
+    """Documents of random words, `length` chunks of eight; question 3 is too long for its cap, document 4 cannot be made."""
 
-    name, length_unit, default_lengths, version = "words", "chunks", (1, 2), "1"
+    name, length_unit, default_lengths, max_length, version, is_slow = "words", "chunks", (1, 2), None, "1", True
 
-    def __init__(self):
-        self.made = []
+    def __init__(self, unmade=None):
+        self.made, self.unmade, self.threads = [], unmade, set()
 
     def count(self, length, wanted):
         return 6 if wanted is None else wanted
 
     def sample(self, length, index, seed):
         self.made.append((length, index))
+        self.threads.add(threading.current_thread())
+        if index == self.unmade:
+            raise ValueError("the pool is too small\nand more")
         rng = random.Random(f"{seed} {length} {index}")
         question = "who ? " * 9 if index == 3 else QUESTION
         words = rng.choices(WORDS, k=8 * length)
-        return Sample(f"w{length}-{index}", question, " ".join(words), (words[0],))
+        return Sample(f"w{length}-{index}", question, " ".join(words), (words[0],), metadata={"depths": [0]})
 
-    def num_chunks(self, length, count):
-        return length * count
+    def num_tokens(self, length):
+        return 8 * length
+
+    def check(self, lengths, seed):
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -72,39 +85,73 @@ def rows(open_with):
     return evaluate(llm, WordTask(), [1, 3], 6, agent, seed=7)
 
 
-def test_rows_come_in_order_with_what_was_read(rows):
-    assert [(row["length"], row["index"]) for row in rows] == [(n, i) for n in (1, 3) for i in range(6)]
+def plain(rows):
+    """Without what is measured by the clock."""
+    measured = ("seconds", "peak_gib")
+    return [{name: value for name, value in row.items() if name not in measured} for row in rows]
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_have_every_column_in_order_of_length_and_index(rows):
+    assert [row_key(row) for row in rows] == [Key("memory", "words", n, i, 0) for n in (1, 3) for i in range(6)]
+    assert set(rows[0]) == {
+        *("model", "method", "task", "length", "index", "repeat", "id", "question", "answers", "match", "response"),
+        *("answer", "memory", "strict", "lenient", "exact", "f1", "ruler", "chunks", "tokens", "prompt_tokens"),
+        *("response_tokens", "seconds", "peak_gib", "depths", "held", "chunk_tokens", "error"),
+    }
     for row in rows:
         if row["index"] != 3:
             assert (row["chunks"], row["tokens"], row["error"]) == (row["length"], 8 * row["length"], None)
+            # Q, M, S and three marks of the chat around 2, 1 to 4 and 8 tokens; at most 4 tokens of memory, 3 of answer.
+            assert 8 * row["length"] < row["prompt_tokens"] <= (row["length"] + 1) * 20
+            assert row["length"] + 1 <= row["response_tokens"] <= 4 * row["length"] + 3
+            assert len(row["held"]) == row["chunks"] and set(row["held"]) <= {"0", "9"}
+            assert row["seconds"] > 0 and row["peak_gib"] > 0
+            assert (row["depths"], row["chunk_tokens"]) == ([0.0], 8)
     assert len({row["response"] for row in rows}) > 4  # sampled at temperature 1: otherwise the tests below prove little
 
 
 def test_results_do_not_depend_on_the_batch(rows, open_with):
     for max_rows in (1, 3):
         llm, agent = open_with(max_rows=max_rows)
-        assert evaluate(llm, WordTask(), [1, 3], 6, agent, seed=7) == rows
+        assert plain(evaluate(llm, WordTask(), [1, 3], 6, agent, seed=7)) == plain(rows)
     llm, agent = open_with()
-    assert evaluate(llm, WordTask(), [3], 2, agent, seed=7) == rows[6:8]
+    assert plain(evaluate(llm, WordTask(), [3], 2, agent, seed=7)) == plain(rows[6:8])
 
 
 def test_shards_are_together_all_of_it(rows, open_with):
     llm, agent = open_with()
     parts = [evaluate(llm, WordTask(), [1, 3], 6, agent, 7, shard=(rank, 3)) for rank in range(3)]
-    assert sorted((row for part in parts for row in part), key=row_key) == rows
+    assert sorted(plain([row for part in parts for row in part]), key=row_key) == plain(rows)
+
+
+def test_ranks_get_documents_of_every_length_the_longest_first():
+    task, lengths = WordTask(), {"words": [1, 3]}
+    keys = all_keys([task], lengths, 5, ["memory", "one_shot"], repeats=2)
+    parts = [share_of(keys, {"words": task}, rank, 2) for rank in range(2)]
+    assert sorted(parts[0] + parts[1]) == sorted(keys) and len(set(keys)) == len(keys) == 40
+    for part in parts:
+        assert [key.length for key in part] == sorted((key.length for key in part), reverse=True)
+        assert {key.length for key in part} == {1, 3}
+        assert all(len({key.place for key in part[i : i + 4]}) == 1 for i in range(0, 20, 4))  # a document's four readings
+    assert not {key.place for key in parts[0]} & {key.place for key in parts[1]}
 
 
 def test_finished_documents_are_not_even_made(rows, open_with):
     llm, agent = open_with()
     task = WordTask()
     done = {row_key(row) for row in rows[:-2]}
-    assert evaluate(llm, task, [1, 3], 6, agent, 7, done=done) == rows[-2:]
+    assert plain(evaluate(llm, task, [1, 3], 6, agent, 7, done=done)) == plain(rows[-2:])
     assert sorted(task.made) == [(3, 4), (3, 5)]
 
 
-def test_documents_are_made_only_as_rows_have_room(open_with):
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_documents_are_made_only_as_rows_have_room(open_with, is_slow):
     llm, agent = open_with(max_rows=2)
     task, finished, most_open = WordTask(), 0, 0
+    task.is_slow = is_slow
 
     def on_result(row):
         nonlocal finished, most_open
@@ -113,30 +160,183 @@ def test_documents_are_made_only_as_rows_have_room(open_with):
 
     evaluate(llm, task, [2], 20, agent, 0, on_result=on_result)
     assert (finished, most_open) == (20, 2)
+    assert (threading.main_thread() in task.threads, len(task.threads)) == (not is_slow, 1)
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_document_that_cannot_be_made_is_a_failure_and_the_others_go_on(rows, open_with, is_slow):
+    llm, agent = open_with()
+    task = WordTask(unmade=4)
+    task.is_slow = is_slow
+    found = evaluate(llm, task, [3], 6, agent, seed=7)
+    assert plain(found[:4]) == plain(rows[6:10]) and plain(found[5:]) == plain(rows[11:])
+    assert (found[4]["error"], found[4]["id"]) == ("ValueError: the pool is too small", "words-3-4")
+    assert set(found[4]) == set(rows[0]) and not any(found[4][score] for score in SCORES)
+
+
+def test_a_document_is_made_once_for_all_its_readings_and_then_forgotten(open_with):
+    llm, agent = open_with(max_rows=3)
+    methods = {m.name: m for m in make_methods(["memory", "one_shot", "retrieval"], MethodOptions(), agent, 100)}
+    task = WordTask()
+    keys = all_keys([task], {"words": [2]}, 3, list(methods), repeats=2)
+    rows = read_all(llm, share_of(keys, {"words": task}), {"words": task}, methods, 0)
+    assert task.made == [(2, 0), (2, 1), (2, 2)] and sorted(map(row_key, rows)) == sorted(keys)
+    assert {row["method"]: (row["chunks"], len(row["held"])) for row in rows} == {
+        "memory": (2, 2),
+        "one_shot": (0, 0),
+        "retrieval": (0, 0),
+    }
+    assert all(row["tokens"] == 16 and row["error"] is None for row in rows)
+
+    async def count():
+        with Documents({"words": task}, 0, [("words", 1, 0)] * 2) as documents:
+            await documents.get(("words", 1, 0))
+            held = len(documents._made)
+            await documents.get(("words", 1, 0))
+            return held, len(documents._made)
+
+    assert asyncio.run(count()) == (1, 0)
+
+
+def test_repeats_are_other_draws_and_each_keeps_its_own(open_with):
+    llm, agent = open_with()
+    methods = {m.name: m for m in make_methods(["memory"], MethodOptions(), agent, None)}
+    task = WordTask()
+
+    def read(repeats, seed=0):
+        keys = all_keys([task], {"words": [2]}, 3, list(methods), repeats)
+        return {row_key(row): row["response"] for row in read_all(llm, keys, {"words": task}, methods, seed)}
+
+    four, two = read(4), read(2)
+    assert two.items() <= four.items()
+    for index in range(3):
+        assert len({four[Key("memory", "words", 2, index, repeat)] for repeat in range(4)}) > 1
+    assert read(2, seed=1) != two
+
+
+# --- what a reading is measured by -----------------------------------------------------------------------------------------
+
+
+def turn(kind, text):
+    return Turn(kind, [1, 2, 3], [4, 5], [0.0, 0.0], "stop", text)
+
+
+def test_held_says_which_share_of_the_answers_stands_in_the_memory():
+    answers = ["red fox", "blue hen", "owl"]
+    memories = ("", "the owl", "Owl: red  fox.", "owl, red fox, blue-hen")
+    assert [held_digit(text, answers, "all") for text in memories] == list("0369")
+    assert [held_digit(text, answers, "any") for text in ("", "bowl", "the OWL", "owl, red fox")] == list("0099")
+    assert held_digit("yes and no", ["no"], "any") == "0"  # its words stand everywhere and tell nothing
+    assert held_digit("anything", [], "all") == held_digit("anything", [], "any") == "0"
+
+
+def test_meter_keeps_the_memory_and_nothing_of_the_prompts():
+    seen = []
+    meter = Meter(Sample("s", "q", "", ("owl",)), seen.append)
+    turns = [turn("memory", "an owl"), turn("memory", "a hen"), turn("answer", "owl")]
+    for one in turns:
+        meter(one)
+    assert (meter.held, meter.chunks, meter.memory) == ("90", 2, "a hen")
+    assert (meter.prompt_tokens, meter.response_tokens, seen) == (9, 6, ["memory", "memory", "answer"])
+    assert all(one.prompt_ids == [] and one.response_logprobs == [] and one.response_ids == [4, 5] for one in turns)
+
+
+def run_measure(response, answers=("owl",), match="any", error=None):
+    """`measure` with a method that says `response`, or raises, after one memory turn; the llm is one of nobody's model."""
+
+    class Method:
+        name = "memory"
+
+        async def run(self, session, sample):
+            session.on_turn(turn("memory", "an owl"))
+            if error is not None:
+                raise error
+            return Trajectory(response=response, memory="an owl at last")
+
+    llm = SimpleNamespace(session=lambda *identity, on_turn: SimpleNamespace(on_turn=on_turn, encode=str.split))
+    return asyncio.run(measure(llm, Method(), Sample("s", "q", "a b c", tuple(answers), match), (0, 1)))
+
+
+def test_empty_answers_are_wrong_by_every_score():
+    right = run_measure("\\boxed{owl}")
+    assert all(right[score] == 1.0 for score in SCORES) and (right["answer"], right["tokens"]) == ("owl", 3)
+    assert right["memory"] == "an owl at last" and right["peak_gib"] is None  # the model is not in this process
+    for response in ("", "  \n", "the owl \\boxed{}", "\\boxed{ } owl", "<think>owl</think>"):
+        row = run_measure(response, [""])
+        assert (row["answer"], row["error"], sum(row[score] for score in SCORES)) == ("", None, 0.0)
+
+
+def test_all_answers_have_to_be_named_where_the_sample_says_so():
+    row = run_measure("\\boxed{owl, hen}", ["owl", "hen", "fox", "cow"], "all")
+    assert (row["match"], row["ruler"], row["lenient"], row["held"]) == ("all", 0.5, 0.0, "2")
+
+
+def test_a_failed_reading_keeps_what_was_read_and_scores_nothing():
+    row = run_measure("", error=TimeoutError("the server said nothing\nfor long"))
+    assert row["error"] == "TimeoutError: the server said nothing"
+    assert (row["memory"], row["chunks"], row["held"], row["response"]) == ("an owl", 1, "9", "")
+    assert not any(row[score] for score in SCORES)
+    assert run_measure("", error=RuntimeError())["error"] == "RuntimeError"
+
+
+def test_depths_are_taken_where_they_are_shares_of_the_document():
+    def depths(value):
+        return depths_of(Sample("s", "q", "c", metadata={"depths": value}))
+
+    assert depths([0, 0.5, 1]) == [0.0, 0.5, 1.0] and depths_of(Sample("s", "q", "c")) == []
+    for other in ("0.5", 0.5, [2], [-0.1], ["a"], [float("nan")], [None], {}):
+        assert depths(other) == []
+
+
+# --- failures, intervals, tables -------------------------------------------------------------------------------------------
 
 
 def test_failures_are_wrong_answers_and_never_dropped(rows):
     failed = [row for row in rows if row["error"]]
     assert [row["index"] for row in failed] == [3, 3]
     assert failed[0]["error"].startswith("ValueError: the question has 18 tokens")
-    assert failed[0]["strict"] == failed[0]["lenient"] == failed[0]["f1"] == 0.0
-    summary = summarize([{**row, "strict": 0.0 if row["error"] else 1.0} for row in rows])
-    assert [(entry["n"], entry["failures"]) for entry in summary] == [(6, 1), (6, 1)]
+    assert not any(failed[0][score] for score in SCORES)
+    changed = [{**row, "strict": 0.0 if row["error"] else 1.0, "answer": "x" * (row["index"] > 1)} for row in rows]
+    summary = summarize(changed)
+    assert [(entry["n"], entry["failures"], entry["empty"]) for entry in summary] == [(6, 1, 2), (6, 1, 2)]
     assert summary[0]["strict"] == pytest.approx(5 / 6)
     assert summary[0]["strict_interval"] == list(wilson_interval(5, 6))
 
 
-def test_broken_results_file_ends_the_run_at_once(open_with):
-    llm, agent = open_with(max_rows=1)
-    calls = []
+def reading(index, repeat=0, *, match="any", answers=("a",), **scores):
+    row = dict.fromkeys(SCORES, 0.0) | {"task": "t", "length": 1, "method": "memory", "index": index, "repeat": repeat}
+    sizes = dict.fromkeys(("chunks", "tokens", "prompt_tokens", "response_tokens"), 2)
+    costs = {"seconds": 1.0 + index, "peak_gib": 0.5 + index}
+    return row | sizes | costs | {"error": None, "answer": "x", "match": match, "answers": list(answers)} | scores
 
-    def full_disk(row):
-        calls.append(row)
-        raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError, match="No space"):
-        evaluate(llm, WordTask(), [1], 6, agent, 0, on_result=full_disk)
-    assert len(calls) == 1
+def test_repeats_are_averaged_within_their_sample_before_anything_else():
+    # Sample 0 was read four times and always right, sample 1 once and wrong: a mean over readings would say 80%.
+    rows = [reading(0, repeat, strict=1.0) for repeat in range(4)] + [reading(1, strict=0.0)]
+    (entry,) = summarize(rows)
+    assert (entry["n"], entry["repeats"], entry["strict"]) == (2, 4, 0.5)
+    # The interval is over samples: reading the same two samples more often does not narrow it.
+    more = [reading(index, repeat, strict=float(index == 0)) for index in range(2) for repeat in range(64)]
+    assert entry["strict_interval"] == summarize(more)[0]["strict_interval"] == [0.0, 1.0]
+
+
+def test_intervals_are_wilsons_for_proportions_and_bootstrapped_for_shares():
+    from memrl.evaluation.statistics import bootstrap_interval
+
+    values = [0.25, 1.0, 0.5, 0.0, 1.0]
+    (entry,) = summarize([reading(i, f1=v, ruler=v, match="all", answers="abcd") for i, v in enumerate(values)])
+    assert entry["f1_interval"] == entry["ruler_interval"] == list(bootstrap_interval(values))
+    assert entry["strict_interval"] == list(wilson_interval(0, 5))
+    (entry,) = summarize([reading(i, ruler=1.0) for i in range(5)])
+    assert entry["ruler_interval"] == list(wilson_interval(5, 5))
+    (entry,) = summarize([reading(i, ruler=1.0, match="all") for i in range(5)])  # one answer: all or nothing
+    assert entry["ruler_interval"] == list(wilson_interval(5, 5))
+
+
+def test_costs_are_apart_from_what_does_not_differ_between_runs():
+    rows = [reading(0), reading(1), reading(2, method="one_shot", peak_gib=None)]
+    assert summarize_costs(rows) == [{"mean_seconds": 1.5, "peak_gib": 1.5}, {"mean_seconds": 3.0, "peak_gib": None}]
+    assert not {"mean_seconds", "peak_gib"} & set(summarize(rows)[0])
 
 
 @pytest.mark.parametrize(
@@ -154,45 +354,17 @@ def test_wilson_interval_has_the_published_values(successes, trials, low, high):
     assert wilson_interval(successes, trials) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
 
 
-def test_lengths():
-    assert parse_lengths("16, 1,4") == [1, 4, 16]
-    assert parse_lengths("8k,1M,100") == [100, 8192, 1048576]
-    for bad in ("", "1,", "0", "-4", "4,4", "8k,8192", "1.5", "x", "1e3", "4 8", "k"):
-        with pytest.raises(ValueError, match="lengths"):
-            parse_lengths(bad)
-
-
-def test_needle_documents_have_the_length_that_was_asked_for(request):
-    from memrl.agents import AgentConfig
-    from memrl.data.needle import build_tokenizer, make_sample
-    from memrl.prompts import load_prompts
-    from memrl.tokenizer import Tokenizer, load_tokenizer
-
-    prompts = load_prompts("question_first")
-    tokenizer = Tokenizer(build_tokenizer())
-    task = make_task("needle", tokenizer, AgentConfig(prompts, chunk_tokens=25))
-    for length in (1, 7, 512):
-        sample = task.sample(length, 0, 0)
-        assert len(tokenizer.encode(sample.context)) == 25 * length
-        assert sample == make_sample(length, int(sample.id.split("-")[-1]))
-        assert sample == task.sample(length, 0, 0) != task.sample(length, 1, 0)
-
-    tokenizer = load_tokenizer(request.getfixturevalue("shared_data") / "tokenizer" / "qwen2.5-instruct")
-    task = make_task("needle", tokenizer, AgentConfig(prompts, chunk_tokens=1000))
-    for length in (1, 4, 16):
-        for index in range(5):
-            num_tokens = len(tokenizer.encode(task.sample(length, index, 0).context))
-            assert -(-num_tokens // 1000) == length
-
-
 def test_table_and_summary_file(tmp_path, capsys, rows):
-    summary = summarize(rows)
+    other = [{**row, "method": "retrieval", "task": "words[1]", "length": "file"} for row in rows]
+    summary = summarize([*rows, *other])
+    summary = [entry | cost for entry, cost in zip(summary, summarize_costs([*rows, *other]), strict=True)]
     print_table(summary, {"words": "chunks"})
     printed = capsys.readouterr().out
-    assert "length (chunks)" in printed and max(map(len, printed.splitlines())) <= 120
+    assert "(chunks)" in printed and max(map(len, printed.splitlines())) <= 120
+    assert "retrieval" in printed and "words[1]" in printed
     write_summary(summary, tmp_path / "summary.json")
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
-    assert {"task", "length", "method", "n", "failures", "strict", "lenient", "f1"} <= set(summary[0])
+    assert {"task", "length", "method", "n", "failures", "empty", *SCORES} <= set(summary[0])
 
 
 def test_plot_is_written_and_needs_lengths(tmp_path):
@@ -204,81 +376,17 @@ def test_plot_is_written_and_needs_lengths(tmp_path):
         plot_accuracy(tmp_path / "none.png", {"a": [{**entry, "length": "file"}]})
 
 
-# --- the results folder ----------------------------------------------------------------------------------------------------
+def test_broken_results_file_ends_the_run_at_once(open_with):
+    llm, agent = open_with(max_rows=1)
+    calls = []
 
-SETTINGS = {
-    "weights": "abc",
-    "agent": {"chunk_tokens": 5},
-    "seed": 0,
-    "model_path": "m",
-    "tasks": {"words": "1"},
-}
+    def full_disk(row):
+        calls.append(row)
+        raise OSError(28, "No space left on device")
 
-
-def test_torn_last_line_is_repaired_and_the_others_are_kept(tmp_path, rows):
-    with Results(tmp_path, SETTINGS) as results:
-        for row in rows[:3]:
-            results.add(row)
-    path = tmp_path / "samples.jsonl"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-20])
-    with Results(tmp_path, SETTINGS) as results:
-        assert list(results.rows.values()) == rows[:2]
-        results.add(rows[2])
-    assert path.read_bytes() == whole
-
-
-def test_last_row_of_a_key_counts_and_failures_are_not_finished(tmp_path, rows):
-    key, failed = row_key(rows[0]), {**rows[0], "error": "RuntimeError: out of memory"}
-    with Results(tmp_path, SETTINGS) as results:
-        for row in (failed, rows[1], failed):  # the same failure again is not written again
-            results.add(row)
-        assert results.finished == {row_key(rows[1])}
-    with Results(tmp_path, SETTINGS) as results:
-        assert (results.finished, results.rows[key]) == ({row_key(rows[1])}, failed)
-        results.add(rows[0])
-    with Results(tmp_path, SETTINGS) as results:
-        assert results.finished == {key, row_key(rows[1])}
-        assert results.rows == {key: rows[0], row_key(rows[1]): rows[1]}
-    assert (tmp_path / "samples.jsonl").read_bytes().count(b"\n") == 3
-
-
-def test_other_settings_are_refused_naming_them(tmp_path, rows):
-    with Results(tmp_path, SETTINGS) as results:
-        results.add(rows[0])
-    for changed, named in (
-        ({"agent": {"chunk_tokens": 6}}, r"agent\.chunk_tokens \(5 there, 6 now\)"),
-        ({"seed": 1, "weights": "x"}, r"seed .*weights"),
-        ({"tasks": {"words": "2"}}, r"tasks\.words"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            Results(tmp_path, SETTINGS | changed)
-    with pytest.raises(ValueError, match="already holds results"):
-        Results(tmp_path, SETTINGS, resume=False)
-    with Results(tmp_path, SETTINGS | {"model_path": "moved", "tasks": {"other": "1"}}) as results:
-        assert len(results.rows) == 1
-    assert json.loads((tmp_path / "eval_config.json").read_text())["tasks"] == {"words": "1", "other": "1"}
-
-
-def test_damaged_line_in_the_middle_is_named(tmp_path, rows):
-    with Results(tmp_path, SETTINGS) as results:
-        results.add(rows[0])
-    path = tmp_path / "samples.jsonl"
-    path.write_bytes(b"{]\n" + path.read_bytes())
-    with pytest.raises(ValueError, match="line 1 is damaged"):
-        Results(tmp_path, SETTINGS)
-
-
-def test_two_processes_do_not_write_into_one_folder(tmp_path):
-    pytest.importorskip("fcntl")
-    with Results(tmp_path, SETTINGS), pytest.raises(ValueError, match="another process"):
-        Results(tmp_path, SETTINGS)
-    Results(tmp_path, SETTINGS).close()
-
-
-def test_settings_without_rows_bind_nobody(tmp_path):
-    Results(tmp_path, SETTINGS).close()
-    Results(tmp_path, SETTINGS | {"weights": "repaired"}, resume=False).close()
+    with pytest.raises(OSError, match="No space"):
+        evaluate(llm, WordTask(), [1], 6, agent, 0, on_result=full_disk)
+    assert len(calls) == 1
 
 
 def test_device_that_is_not_there_is_named():

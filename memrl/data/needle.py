@@ -86,12 +86,17 @@ def make_sample(num_chunks: int, seed: int, segments_per_chunk: int = SENTENCES_
     for index in range(num_chunks):
         needle = fact(name, values) if index == needle_chunk else None
         sentences += make_chunk(rng, name, needle, segments_per_chunk)
+    context = " ".join(sentences)
     return Sample(
         id=f"needle-{num_chunks}-{seed}",
         question=f"code {name}",
-        context=" ".join(sentences),
+        context=context,
         answers=(f"{name} {values}",),
-        metadata={"num_chunks": num_chunks, "needle_chunk": needle_chunk},
+        metadata={
+            "num_chunks": num_chunks,
+            "needle_chunk": needle_chunk,
+            "depths": [context.index(fact(name, values)) / len(context)],
+        },
     )
 
 

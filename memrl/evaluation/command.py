@@ -1,175 +1,227 @@
-"""What `eval.py` does once its arguments are parsed."""
+"""What `eval.py` does once its arguments are parsed: take up a folder, read what is missing from it, tell what it shows."""
 
 from __future__ import annotations
 
-import sys
 import time
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
-from memrl.agents.memory import AgentConfig
-from memrl.evaluation.results import Results, fingerprint
-from memrl.evaluation.runner import Key, Row, evaluate, sample_keys
-from memrl.evaluation.summary import print_table, summarize, write_summary
-from memrl.evaluation.tasks import Length, Task, make_task, parse_lengths
-from memrl.limits import check_cache
+from memrl.evaluation.measure import peak_gib
+from memrl.evaluation.opening import Options, Target, check_options, open_target
+from memrl.evaluation.ranks import Ranks
+from memrl.evaluation.results import RankResults, Results
+from memrl.evaluation.runner import Key, Row, all_keys, read_all, share_of
+from memrl.evaluation.settings import fingerprint
+from memrl.evaluation.summary import print_table, summarize, summarize_costs, write_summary
+from memrl.evaluation.tasks import Task, choose_lengths, make_tasks, parse_lengths
 from memrl.progress import Progress, format_seconds
-from memrl.runtime import ReaderOptions, check_seed, decoding, load_settings, open_llm, peak_memory
+from memrl.runtime import ReaderOptions, decoding
 
 if TYPE_CHECKING:
+    from memrl.data.ruler import RulerFiles
+    from memrl.evaluation.methods import Method, MethodOptions
     from memrl.llm import LocalLLM
 
-METHOD = "memory"
+MOST_LINES = 6  # of a picture that can be read
 
 
-class Options(Protocol):
-    """The fields of `eval.py`'s options that are used here."""
-
-    model: str
-    task: str
-    lengths: str | None
-    samples: int | None
-    seed: int
-    out: str | None
-    resume: str
-
-
-@dataclass
-class Plan:
-    """One task's part of an evaluation."""
-
-    task: Task
-    lengths: list[Length]
-    keys: list[Key]
-
-    def num_chunks(self) -> int:
-        return sum(self.task.num_chunks(n, sum(key[1] == n for key in self.keys)) for n in self.lengths)
+class IncompleteError(RuntimeError):
+    """Rows of other ranks are not where they should be."""
 
 
 @dataclass
 class Evaluation:
-    """An evaluation whose set-up has been checked; `llm` is None where every row is there already."""
+    """An evaluation whose set-up has been checked.
+
+    Attributes:
+        keys: all readings that the command asks for.
+        left: those of them that were missing or had failed when it began, over all ranks.
+        results: on rank 0 alone.
+        llm: None where nothing is left.
+    """
 
     options: Options
-    agent: AgentConfig
-    plans: list[Plan]
-    results: Results
+    target: Target
+    tasks: dict[str, Task]
+    methods: dict[str, Method]
+    keys: list[Key]
+    left: list[Key]
+    folder: Path
+    ranks: Ranks
+    results: Results | None
     llm: LocalLLM | None
 
     def run(self) -> None:
-        """Read what is missing, then print the table and write summary.json and accuracy.png."""
-        with self.results:
+        """Read what is missing; then rank 0 prints the table and writes summary.json and accuracy.png."""
+        began = time.monotonic()
+        with self.results or nullcontext():
             if self.llm is not None:
                 self._read()
-        rows = [self.results.rows[key] for plan in self.plans for key in plan.keys]
-        summary = summarize(rows, METHOD)
-        write_summary(summary, self.results.folder / "summary.json")
-        self._plot(summary)
-        print_table(summary, {plan.task.name: plan.task.length_unit for plan in self.plans})
-        self._print_failures(rows)
-        print(f"results: {self.results.folder}")
+                self.ranks.wait()
+            if self.results is not None:
+                self.results.collect()
+        self.ranks.close()
+        if self.results is not None:
+            self._tell(time.monotonic() - began)
 
     def _read(self) -> None:
-        done = self.results.finished
-        wanted = {key for plan in self.plans for key in plan.keys}
-        old = [self.results.rows[key] for key in wanted & done]
-        counts = {"done": len(old), "right": sum(row["strict"] for row in old), "failed": 0}
-        total = sum(plan.num_chunks() for plan in self.plans)
-        print(*self.llm.about, sep="\n", file=sys.stderr)
-        began, chunks_before = time.monotonic(), sum(row["chunks"] for row in old)
-        with Progress("eval", total, "chunks", start=chunks_before) as progress:
+        mine = share_of(self.left, self.tasks, self.ranks.rank, self.ranks.world)
+        turns = [self.methods[key.method].num_turns(self.tasks[key.task].num_tokens(key.length)) for key in mine]
+        target = RankResults(self.folder, self.ranks.rank) if self.results is None else nullcontext(self.results)
+        with target as rows, _progress(self.ranks, sum(turns)) as progress:
+            self._announce(progress)
+            counts = {"done": 0, "right": 0.0, "failed": 0}
 
             def on_result(row: Row) -> None:
-                self.results.add(row)
+                rows.add(row)
                 counts["done"] += 1
                 counts["right"] += row["strict"]
                 counts["failed"] += row["error"] is not None
-                fields = {"documents": f"{counts['done']}/{len(wanted)}"}
-                fields["strict"] = f"{counts['right'] / counts['done']:.3f}"
+                fields = {"readings": f"{counts['done']}/{len(mine)}", "strict": f"{counts['right'] / counts['done']:.3f}"}
                 if counts["failed"]:
                     fields["failed"] = str(counts["failed"])
                 progress.set(progress.completed, **fields)
 
-            for plan in self.plans:
-                evaluate(
-                    self.llm,
-                    plan.task,
-                    plan.lengths,
-                    self.options.samples,
-                    self.agent,
-                    self.options.seed,
-                    done=done,
-                    on_result=on_result,
-                    on_chunk=progress.advance,
-                )
+            read_all(
+                self.llm,
+                mine,
+                self.tasks,
+                self.methods,
+                self.options.seed,
+                columns={"model": self.target.label, "chunk_tokens": self.target.agent.chunk_tokens},
+                on_result=on_result,
+                on_turn=lambda kind: progress.advance(),
+            )
             progress.total = progress.completed  # a file's total was an estimate
-        seconds = time.monotonic() - began
-        chunks = progress.completed - chunks_before
-        pace = f"{chunks} chunks in {format_seconds(seconds)} ({chunks / max(seconds, 1e-9):.1f} chunks/s)"
-        print(f"{counts['done'] - len(old)} documents, {pace}, peak memory {peak_memory()}")
 
-    def _plot(self, summary: list[dict]) -> None:
-        plotted = [plan.task for plan in self.plans if plan.task.length_unit]
-        if not plotted:
+    def _announce(self, progress: Progress) -> None:
+        if self.ranks.rank:
             return
+        for line in self.llm.about:
+            progress.log(line)
+        if len(self.left) < len(self.keys):
+            progress.log(f"{len(self.keys) - len(self.left)} of {len(self.keys)} readings are there already")
+        if self.ranks.world > 1:
+            progress.log(f"{self.ranks.world} ranks share {len(self.left)} readings; what follows is rank 0's part")
+
+    def _tell(self, seconds: float) -> None:
+        if missing := [key for key in self.keys if key not in self.results.rows]:
+            raise IncompleteError(
+                f"{len(missing)} of {len(self.keys)} readings are missing, {tuple(missing[0])} first; is {self.folder} on a disk "
+                "that all machines share?"
+            )
+        rows = [self.results.rows[key] for key in self.keys]
+        summary = [entry | cost for entry, cost in zip(summarize(rows), summarize_costs(rows), strict=True)]
+        summary = [{"model": self.target.label, **entry} for entry in summary]
+        write_summary(summary, self.folder / "summary.json")
+        self._plot(summary)
+        if self.left:
+            print(_pace([self.results.rows[key] for key in self.left], seconds))
+        print_table(summary, {task.name: task.length_unit for task in self.tasks.values()})
+        _print_wrong(rows)
+        print(f"results: {self.folder}")
+
+    def _plot(self, summary: list[dict[str, Any]]) -> None:
+        units = {task.length_unit: "" for task in self.tasks.values() if task.length_unit}
+        shown = [entry for entry in summary if self.tasks[entry["task"]].length_unit]
+        series: dict[str, list] = {}
+        for entry in shown:
+            name = entry["task"] if len(self.methods) == 1 else f"{entry['task']}, {entry['method']}"
+            series.setdefault(name, []).append(entry)
+        if len(units) != 1 or len(series) > MOST_LINES:
+            return  # python -m memrl.report draws these
         from memrl.evaluation.plot import plot_accuracy
 
-        series = {task.name: [entry for entry in summary if entry["task"] == task.name] for task in plotted}
-        title = f"{Path(self.options.model).resolve().name}: accuracy by document length"
-        plot_accuracy(self.results.folder / "accuracy.png", series, unit=plotted[0].length_unit, title=title)
-
-    @staticmethod
-    def _print_failures(rows: list[Row], limit: int = 5) -> None:
-        failed = [row for row in rows if row["error"] is not None]
-        for row in failed[:limit]:
-            print(f"failed: {row['task']}, length {row['length']}, sample {row['id']}: {row['error']}")
-        if len(failed) > limit:
-            print(f"... and {len(failed) - limit} more; samples.jsonl has them all")
-        if failed:
-            print("failures count as wrong; the same command runs them again")
+        title = f"{self.target.label}: accuracy by document length"
+        plot_accuracy(self.folder / "accuracy.png", series, unit=next(iter(units)), title=title)
 
 
-def open_evaluation(options: Options, reader: ReaderOptions) -> Evaluation:
-    """Check everything, take up the results folder, and load the model if anything is left to do.
+def open_evaluation(
+    options: Options, reader: ReaderOptions, method_options: MethodOptions, files: RulerFiles, ranks: Ranks | None = None
+) -> Evaluation:
+    """Check everything, take up the results folder, and load the model if anything is left to do. Collective over ranks.
 
     Raises:
         ValueError: any mistake in the options, the model folder or the results folder.
     """
-    names = [name.strip() for name in options.task.split(",")]
+    ranks = ranks or Ranks.of_environment()
+    check_options(options, reader)
     lengths = None if options.lengths is None else parse_lengths(options.lengths)
-    if options.samples is not None and options.samples < 1:
-        raise ValueError(f"samples is {options.samples}; it must be at least 1")
-    check_seed(options.seed)
-    agent, tokenizer = load_settings(options.model, reader)
-    tasks = [make_task(name, tokenizer, agent) for name in names]
-    known = [task.name for task in tasks]
-    if len(set(known)) < len(known):
-        twice = max(known, key=known.count)
-        raise ValueError(f"task names two tasks that are called {twice!r}; run them into two --out folders")
-    if lengths is not None and not any(task.length_unit for task in tasks):
-        raise ValueError(f"lengths is given, but {options.task} is read as it is; leave --lengths out")
-    plans = []
-    for task in tasks:
-        chosen = list(lengths if lengths and task.length_unit else task.default_lengths)
-        if task.max_length is not None and chosen[-1] > task.max_length:
-            most = f"{task.max_length} {task.length_unit}"
-            raise ValueError(f"lengths holds {chosen[-1]}; a document of {task.name} has at most {most}")
-        plans.append(Plan(task, chosen, sample_keys(task, chosen, options.samples)))
-    settings = fingerprint(options.model, agent, decoding(reader), reader.dtype, options.seed, tasks, METHOD)
-    model = Path(options.model).resolve()
-    folder = Path(options.out) if options.out else model.parent / "eval" / model.name
-    results = Results(folder, settings, resume=options.resume == "auto")
-    complete = results.finished.issuperset(key for plan in plans for key in plan.keys)
+    target = open_target(options, reader, ranks)
+    methods = {method.name: method for method in target.make_methods(options.methods.split(","), method_options)}
+    names = [name.strip() for name in options.task.split(",")]
+    tasks = {task.name: task for task in make_tasks(names, target.tokenizer, target.agent, files)}
+    chosen = choose_lengths(list(tasks.values()), lengths)
+    keys = all_keys(list(tasks.values()), chosen, options.samples, list(methods), options.repeats)
+    folder = Path(options.out) if options.out else target.default_folder()
+    opened: list[Results] = []
+
+    def take_up() -> list[Key]:
+        settings = fingerprint(
+            model=target.label,
+            source=target.source(),
+            tokenizer=target.tokenizer_folder,
+            decoding=decoding(reader),
+            seed=options.seed,
+            tasks=list(tasks.values()),
+            methods=list(methods.values()),
+        )
+        opened.append(Results(folder, settings, resume=options.resume == "auto"))
+        left = [key for key in keys if key not in opened[0].finished]
+        _check_documents(tasks, left, options.seed)
+        return left
+
     try:
-        llm = None if complete else open_llm(options.model, tokenizer, agent, reader)
-        if llm is not None:
-            # A file's documents may all be short, and tokenising them would take a while; what does not fit
-            # fails there, and is run again by a command with a larger cache.
-            known_full = any(task.length_unit for task in tasks)
-            least = {} if known_full else {"document_tokens": 0, "question_tokens": 0}
-            check_cache(llm.sampler, tokenizer, agent, **least)
+        left = ranks.from_rank_0(take_up)
+        llm = target.open_llm(list(methods.values()), tasks.values()) if left else None
     except BaseException:
-        results.close()
+        for results in opened:
+            results.close()
         raise
-    return Evaluation(options, agent, plans, results, llm)
+    results = opened[0] if opened else None
+    return Evaluation(options, target, tasks, methods, keys, left, folder, ranks, results, llm)
+
+
+def _check_documents(tasks: dict[str, Task], left: Sequence[Key], seed: int) -> None:
+    for task in tasks.values():
+        lengths = sorted({key.length for key in left if key.task == task.name}, key=str)
+        if lengths:
+            task.check(lengths, seed)
+
+
+def _progress(ranks: Ranks, total: int) -> Progress:
+    stream = None
+    if ranks.rank:
+        import io
+
+        stream = io.StringIO()  # one rank talks
+    return Progress("eval", total, "turns", stream=stream)
+
+
+def _pace(rows: list[Row], seconds: float) -> str:
+    chunks, prompts, responses = (sum(row[name] for row in rows) for name in ("chunks", "prompt_tokens", "response_tokens"))
+    peaks = [row["peak_gib"] for row in rows if row["peak_gib"] is not None]
+    parts = [f"{len(rows)} readings, {chunks:,} chunks in {format_seconds(seconds)}"]
+    parts.append(f"{prompts:,} prompt and {responses:,} response tokens")
+    if peaks:
+        parts.append(f"peak memory {max(*peaks, peak_gib() or 0):.2f} GiB")
+    return "; ".join(parts)
+
+
+def _print_wrong(rows: list[Row], limit: int = 5) -> None:
+    """Failures and empty answers: how many, and which, the first few by name."""
+    failed = [row for row in rows if row["error"] is not None]
+    empty = [row for row in rows if row["error"] is None and not row["answer"]]
+    for name, found in (("failed", failed), ("empty answer", empty)):
+        for row in found[:limit]:
+            reason = f": {row['error']}" if row["error"] else ""
+            print(f"{name}: {row['task']}, length {row['length']}, {row['method']}, sample {row['id']}{reason}")
+        if len(found) > limit:
+            print(f"... and {len(found) - limit} more; samples.jsonl has them all")
+    if failed:
+        print(f"{len(failed)} failed: they count as wrong, and the same command runs them again")
+    if empty:
+        print(f"{len(empty)} answers are empty: they count as wrong")

@@ -1,24 +1,118 @@
-"""Runs an agent on a task: every document a coroutine, all lengths in one stream.
+"""Runs methods on tasks: every reading a coroutine, all tasks, lengths and methods in one stream.
 
-A document that fails for whatever reason is a wrong answer with the reason beside it. Leaving it out would
-make the table better than the truth.
+A document that fails for whatever reason is a wrong answer with the reason beside it. Leaving it out would make the table better
+than the truth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memrl.agents.memory import AgentConfig
+from memrl.evaluation.documents import Documents, Place
+from memrl.evaluation.measure import measure, unread
 from memrl.evaluation.tasks import Length, Task
-from memrl.reading import Reading, read_document, stable_id
-from memrl.verify import lenient_match, strict_match, token_f1
+from memrl.reading import stable_id
 
 if TYPE_CHECKING:
+    from memrl.evaluation.methods import Method
     from memrl.llm import LocalLLM
 
 Row = dict[str, Any]
-Key = tuple[str, Length, int]
+
+
+class Key(NamedTuple):
+    """One reading: which method reads which document the how-manieth time."""
+
+    method: str
+    task: str
+    length: Length
+    index: int
+    repeat: int = 0
+
+    @property
+    def place(self) -> Place:
+        return self.task, self.length, self.index
+
+
+def row_key(row: Row) -> Key:
+    return Key(*(row[name] for name in Key._fields))
+
+
+def all_keys(
+    tasks: Sequence[Task],
+    lengths: Mapping[str, Sequence[Length]],
+    num_samples: int | None,
+    methods: Sequence[str],
+    repeats: int = 1,
+) -> list[Key]:
+    """Every reading that is asked for, by task, length, index, method and repeat."""
+    return [
+        Key(method, task.name, length, index, repeat)
+        for task in tasks
+        for length in lengths[task.name]
+        for index in range(task.count(length, num_samples))
+        for method in methods
+        for repeat in range(repeats)
+    ]
+
+
+def share_of(keys: Sequence[Key], tasks: Mapping[str, Task], rank: int = 0, world: int = 1) -> list[Key]:
+    """What one of `world` processes reads, in its order; the ranks' shares together are the keys, each once.
+
+    The longest documents come first, so that the batch is full to the end, and are dealt out like cards. All readings of a
+    document stay together, on one rank: it is made and tokenised once.
+    """
+    places = sorted(dict.fromkeys(key.place for key in keys), key=lambda place: -tasks[place[0]].num_tokens(place[1]))
+    mine = {place: order for order, place in enumerate(places[rank::world])}
+    return sorted((key for key in keys if key.place in mine), key=lambda key: mine[key.place])
+
+
+def read_all(
+    llm: LocalLLM,
+    keys: Sequence[Key],
+    tasks: Mapping[str, Task],
+    methods: Mapping[str, Method],
+    seed: int,
+    *,
+    columns: Mapping[str, Any] | None = None,
+    on_result: Callable[[Row], None] | None = None,
+    on_turn: Callable[[str], None] | None = None,
+) -> list[Row]:
+    """Do the readings in the given order, as many at a time as the llm takes, and score the answers.
+
+    A row is a function of the seed and its key, the method and the weights: neither what shares its batch nor the order of work
+    nor an interruption changes it (up to the rounding of sums in another batch shape). `seconds` and `peak_gib` are measurements.
+
+    Args:
+        columns: stand in every row besides (model, chunk_tokens).
+        on_result: called with each row as its reading ends.
+        on_turn: called after each turn with its kind.
+
+    Returns:
+        The rows in the order of `keys`.
+    """
+    with Documents(tasks, seed, (key.place for key in keys)) as documents:
+
+        async def read(key: Key) -> Row:
+            identity = (seed, stable_id(*key))
+            try:
+                sample = await documents.get(key.place)
+            except Exception as problem:
+                found = unread(f"{key.task}-{key.length}-{key.index}", problem)
+            else:
+                found = await measure(llm, methods[key.method], sample, identity, on_turn)
+            row = {**(columns or {}), **key._asdict(), **found}
+            if on_result is not None:
+                on_result(row)
+            return row
+
+        def stream() -> Iterator:
+            for key in keys:
+                yield read(key)
+
+        return llm.run(stream(), concurrency=llm.concurrency)
 
 
 def evaluate(
@@ -34,78 +128,29 @@ def evaluate(
     on_result: Callable[[Row], None] | None = None,
     on_chunk: Callable[[], None] | None = None,
 ) -> list[Row]:
-    """Read the task's documents and score the answers.
-
-    A row is a function of (seed, task, length, index), the agent and the weights: neither what shares its
-    batch nor the order of work nor an interruption changes it (up to the rounding of sums in another batch
-    shape).
+    """Let the memory agent read one task's documents, each once: what training ends with.
 
     Args:
-        lengths: in rising order. The longest documents are read first, so that the batch is full to the end.
         num_samples: documents per length; None is the task's own choice.
-        shard: (rank, world): this process takes every world-th document; the ranks' rows together are all.
-        done: keys as of `row_key` that are not run again; their documents are not even made.
+        shard: (rank, world): this process takes its share; the ranks' rows together are all.
+        done: keys that are not run again; their documents are not even made.
         on_result: called with each row as its document finishes.
         on_chunk: called after each chunk.
 
     Returns:
-        The new rows, ordered by length and index. A row has the keys task, length, index, id, question,
-        answers, response, answer (the last box, else the whole response), memory, strict, lenient, f1
-        (floats), chunks, tokens (of the document) and error (None, or why there is no answer).
+        The new rows, ordered by length and index.
     """
-    rank, world = shard
-    mine = [key for key in sample_keys(task, lengths, num_samples)[rank::world] if key not in done]
+    from memrl.evaluation.methods import MethodOptions, make_methods
 
-    async def run(key: Key) -> Row:
-        row = await _run_one(llm, task, key, agent, seed, on_chunk)
-        if on_result is not None:
-            on_result(row)
-        return row
+    methods = {method.name: method for method in make_methods(["memory"], MethodOptions(), agent, window=None)}
+    tasks = {task.name: task}
+    keys = share_of(all_keys([task], {task.name: lengths}, num_samples, list(methods)), tasks, *shard)
 
-    def stream() -> Iterator:
-        for key in reversed(mine):
-            yield run(key)
-
-    return llm.run(stream(), concurrency=llm.sampler.max_rows)[::-1]
-
-
-def sample_keys(task: Task, lengths: Sequence[Length], num_samples: int | None) -> list[Key]:
-    """All that `evaluate` runs, ordered by length and index."""
-    return [(task.name, length, index) for length in lengths for index in range(task.count(length, num_samples))]
-
-
-def row_key(row: Row) -> Key:
-    return row["task"], row["length"], row["index"]
-
-
-async def _run_one(
-    llm: LocalLLM, task: Task, key: Key, agent: AgentConfig, seed: int, on_chunk: Callable[[], None] | None
-) -> Row:
-    name, length, index = key
-    sample = task.sample(length, index, seed)
-    reported = 0
-
-    def on_progress(reading: Reading) -> None:
-        nonlocal reported
-        if on_chunk is not None and reading.chunks_read > reported:
-            reported = reading.chunks_read
+    def on_turn(kind: str) -> None:
+        if on_chunk is not None and kind == "memory":
             on_chunk()
 
-    reading = await read_document(llm, sample, agent, (seed, stable_id(*key)), on_progress, keep_steps=False)
-    failed = reading.error is not None
-    scores = {"strict": strict_match, "lenient": lenient_match, "f1": token_f1}
-    return {
-        "task": name,
-        "length": length,
-        "index": index,
-        "id": sample.id,
-        "question": sample.question,
-        "answers": list(sample.answers),
-        "response": reading.response,
-        "answer": reading.answer,
-        "memory": reading.memory,
-        **{score: 0.0 if failed else score_of(reading.response, sample.answers) for score, score_of in scores.items()},
-        "chunks": reading.chunks_read,
-        "tokens": reading.document_tokens,
-        "error": reading.error,
-    }
+    left = [key for key in keys if key not in done]
+    columns = {"model": "", "chunk_tokens": agent.chunk_tokens}
+    rows = read_all(llm, left, tasks, methods, seed, columns=columns, on_result=on_result, on_turn=on_turn)
+    return sorted(rows, key=lambda row: (lengths.index(row["length"]), row["index"]))

@@ -1,4 +1,4 @@
-"""From rows to a table: one line per task and length, with intervals."""
+"""From rows to a table: one line per task, length and method, with intervals."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from memrl.evaluation.statistics import bootstrap_interval
 from memrl.files import write_whole
+from memrl.scores import SCORES
 
 if TYPE_CHECKING:
     from memrl.evaluation.runner import Row
 
 Z_95 = 1.959963984540054  # the 97.5% quantile of the normal distribution
+WIDTH = 120
 
 
 def wilson_interval(successes: float, trials: int, z: float = Z_95) -> tuple[float, float]:
@@ -41,24 +44,62 @@ def wilson_interval(successes: float, trials: int, z: float = Z_95) -> tuple[flo
     return low, high
 
 
-def summarize(rows: Iterable[Row], method: str = "memory") -> list[dict[str, Any]]:
-    """One entry per task and length: n, failures (counted as wrong), means of the scores, 95% intervals."""
-    groups: dict[tuple, list[Row]] = {}
+def summarize(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """One entry per task, length and method: counts, mean scores and their 95% intervals.
+
+    The unit is the sample: where each is read several times, n is still the number of samples, a score is the mean over samples
+    of their readings' mean, and the intervals are over samples. Failures and empty answers are counted over readings; both are
+    wrong answers. Intervals are Wilson's where samples are read once and a score is 0 or 1, else bootstrap ones.
+    """
+    return [_entry(cell, group) for cell, group in _cells(rows)]
+
+
+def summarize_costs(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """In the order of `summarize`: mean seconds of a reading and the peak of memory, which differ from run to run."""
+    costs = []
+    for _, group in _cells(rows):
+        peaks = [row["peak_gib"] for row in group if row["peak_gib"] is not None]
+        costs.append({"mean_seconds": _mean([row["seconds"] for row in group]), "peak_gib": max(peaks, default=None)})
+    return costs
+
+
+def _cells(rows: Iterable[Row]) -> list[tuple[tuple, list[Row]]]:
+    cells: dict[tuple, list[Row]] = {}
     for row in rows:
-        groups.setdefault((row["task"], row["length"]), []).append(row)
-    summary = []
-    for (task, length), group in sorted(groups.items(), key=lambda item: (item[0][0], str(type(item[0][1])), item[0][1])):
-        n = len(group)
-        entry = {"task": task, "length": length, "method": method, "n": n}
-        entry["failures"] = sum(row["error"] is not None for row in group)
-        for score in ("strict", "lenient", "f1"):
-            entry[score] = math.fsum(row[score] for row in group) / n
-        for score in ("strict", "lenient"):  # f1 is not a proportion
-            entry[f"{score}_interval"] = list(wilson_interval(sum(row[score] for row in group), n))
-        for size in ("chunks", "tokens"):
-            entry[f"mean_{size}"] = sum(row[size] for row in group) / n
-        summary.append(entry)
-    return summary
+        cells.setdefault((row["task"], row["length"], row["method"]), []).append(row)
+    return sorted(cells.items(), key=lambda item: (item[0][0], isinstance(item[0][1], str), *item[0][1:]))
+
+
+def _entry(cell: tuple, rows: list[Row]) -> dict[str, Any]:
+    samples: dict[int, list[Row]] = {}
+    for row in rows:
+        samples.setdefault(row["index"], []).append(row)
+    task, length, method = cell
+    entry = {"task": task, "length": length, "method": method, "n": len(samples)}
+    entry["repeats"] = max(map(len, samples.values()))
+    entry["failures"] = sum(row["error"] is not None for row in rows)
+    entry["empty"] = sum(row["error"] is None and not row["answer"] for row in rows)
+    for score in SCORES:
+        means = [_mean([row[score] for row in samples[index]]) for index in sorted(samples)]
+        entry[score] = _mean(means)
+        if entry["repeats"] == 1 and _is_proportion(score, rows):
+            entry[f"{score}_interval"] = list(wilson_interval(sum(means), len(means)))
+        else:
+            entry[f"{score}_interval"] = list(bootstrap_interval(means))
+    for size in ("chunks", "tokens", "prompt_tokens", "response_tokens"):
+        entry[f"mean_{size}"] = _mean([row[size] for row in rows])
+    return entry
+
+
+def _is_proportion(score: str, rows: list[Row]) -> bool:
+    """Whether a reading's score can be 0 or 1 alone; RULER's is a share where several answers have to be named."""
+    if score == "ruler":
+        return all(row["match"] == "any" or len(row["answers"]) <= 1 for row in rows)
+    return score in ("strict", "lenient", "exact")
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def write_summary(summary: list[dict[str, Any]], path: str | Path) -> None:
@@ -67,7 +108,7 @@ def write_summary(summary: list[dict[str, Any]], path: str | Path) -> None:
 
 
 def print_table(summary: list[dict[str, Any]], units: dict[str, str] | None = None, file: TextIO | None = None) -> None:
-    """Print the summary for people: scores in percent with their 95% intervals.
+    """Print the summary for people: scores in percent, the two verifiers' with 95% intervals.
 
     Args:
         units: what each task's lengths count, by task name.
@@ -79,30 +120,35 @@ def print_table(summary: list[dict[str, Any]], units: dict[str, str] | None = No
 
     console = Console(file=file)
     if not console.is_terminal:
-        console = Console(file=file, width=120)  # a log file has no width of its own
-    table = Table(box=box.SIMPLE_HEAD)
+        console = Console(file=file, width=WIDTH)  # a log file has no width of its own
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     named = sorted({unit for unit in (units or {}).values() if unit})
-    title_of_lengths = f"length ({named[0]})" if len(named) == 1 else "length"
-    for title in ("task", title_of_lengths, "n", "failed", "strict %", "95%", "lenient %", "95%", "f1 %", "tokens"):
-        table.add_column(title, justify="left" if title == "task" else "right", style="dim" if title == "95%" else "")
+    titles = ["task", "method", f"length ({named[0]})" if len(named) == 1 else "length", "n", "failed", "empty"]
+    titles += ["strict %", "95%", "lenient", "95%", "exact", "f1", "ruler", "tokens"]
+    titles += ["s"] * any("mean_seconds" in entry for entry in summary)
+    for title in titles:
+        justify = "left" if title in ("task", "method") else "right"
+        table.add_column(title, justify=justify, style="dim" if title == "95%" else "", no_wrap=title == "method")
     for entry in summary:
-        unit = (units or {}).get(entry["task"], "") if len(named) > 1 else ""
-        table.add_row(
-            entry["task"],
-            f"{entry['length']} {unit}".rstrip(),
-            str(entry["n"]),
-            f"[red]{entry['failures']}[/]" if entry["failures"] else "0",
-            *(text for score in ("strict", "lenient") for text in (_percent(entry[score]), _range(entry, score))),
-            _percent(entry["f1"]),
-            f"{entry['mean_tokens']:,.0f}",
-        )
+        table.add_row(*_cells_of(entry, (units or {}).get(entry["task"], "") if len(named) > 1 else ""))
     console.print(table)
+
+
+def _cells_of(entry: dict[str, Any], unit: str) -> list[str]:
+    from rich.markup import escape
+
+    cells = [escape(entry["task"]), entry["method"], f"{entry['length']} {unit}".rstrip()]
+    cells.append(str(entry["n"]) if entry["repeats"] == 1 else f"{entry['n']} x {entry['repeats']}")
+    cells += [f"[red]{entry[name]}[/]" if entry[name] else "0" for name in ("failures", "empty")]
+    for score in ("strict", "lenient"):
+        low, high = entry[f"{score}_interval"]
+        cells += [_percent(entry[score]), f"{100 * low:.0f}-{100 * high:.0f}"]
+    cells += [_percent(entry[score]) for score in ("exact", "f1", "ruler")]
+    cells.append(f"{entry['mean_tokens']:,.0f}")
+    if "mean_seconds" in entry:
+        cells.append(f"{entry['mean_seconds']:.3g}")
+    return cells
 
 
 def _percent(score: float) -> str:
     return f"{100 * score:.1f}"
-
-
-def _range(entry: dict[str, Any], score: str) -> str:
-    low, high = entry[f"{score}_interval"]
-    return f"{100 * low:.1f}-{100 * high:.1f}"
