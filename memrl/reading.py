@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memrl.agents.memory import AgentConfig, memory_agent
+from memrl.files import read_whole
 from memrl.types import Sample, Turn
 from memrl.verify import extract_answer
 
@@ -100,7 +101,7 @@ def read_documents(
         seed: a reading is a function of it and of the sample's id, not of what else is read.
     """
     coroutines = (read_document(llm, sample, agent, (seed, stable_id(sample.id)), on_progress) for sample in samples)
-    return llm.run(coroutines, concurrency=llm.sampler.max_rows)
+    return llm.run(coroutines, concurrency=llm.concurrency)
 
 
 async def read_document(
@@ -179,12 +180,7 @@ def read_text(path: str | Path) -> str:
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path} is a folder; give the files in it")
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    content = read_whole(path)
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise ValueError(f"{path} is UTF-16 text; convert it: iconv -f UTF-16 -t UTF-8 {path} > NEW")
     if content.startswith(b"%PDF-"):

@@ -3,7 +3,7 @@
     score() -> a thread per worker hands over one response at a time and waits -> `reward_worker.py`, a process per worker
 
 The threads only wait, so any number of event loops may come and go, and the time limit holds while the sampler computes. The
-verifiers' long answers go to the workers too: one of 4,500 characters takes them up to 2.5 ms, seconds for a batch of 2,048, where
+verifiers' long answers go to the workers too: one of 4,500 characters takes up to 2.5 ms, seconds for a batch of 2,048, where
 handing one over costs the trainer's process 0.2 to 0.35 ms; a short one takes 0.02 ms and stays (measured on two busy cores).
 """
 
