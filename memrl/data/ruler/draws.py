@@ -1,0 +1,45 @@
+"""Random things for the tasks, beyond `memrl.data.paragraphs.draw`.
+
+Like there, all numbers come from `random.Random.random()`, the only method whose numbers Python promises to keep from one version
+to the next.
+"""
+
+import random
+from collections.abc import MutableSequence
+
+_CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_DIGITS = "0123456789abcdef"
+
+
+def below(rng: random.Random, number: int) -> int:
+    """A whole number from 0 to `number` - 1."""
+    return int(rng.random() * number)
+
+
+def shuffle(rng: random.Random, items: MutableSequence) -> None:
+    """Put the items in a random order, in place (Fisher-Yates)."""
+    for last in range(len(items) - 1, 0, -1):
+        other = int(rng.random() * (last + 1))
+        items[last], items[other] = items[other], items[last]
+
+
+def letters(rng: random.Random, count: int) -> str:
+    """A string of so many random capitals."""
+    return "".join(_CAPITALS[below(rng, 26)] for _ in range(count))
+
+
+def distinct_letters(rng: random.Random, length: int, count: int) -> list[str]:
+    """So many different strings of `length` capitals; a smaller count gives the start of it."""
+    found: dict[str, None] = {}
+    while len(found) < count:
+        found.setdefault(letters(rng, length))
+    return list(found)
+
+
+def uuid(rng: random.Random) -> str:
+    """A random UUID in its usual form (RFC 9562, version 4: of the 128 bits, 122 are random)."""
+    digits = [_DIGITS[below(rng, 16)] for _ in range(32)]
+    digits[12] = "4"  # the version
+    digits[16] = _DIGITS[8 + below(rng, 4)]  # the variant: the two highest bits are 10
+    text = "".join(digits)
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))

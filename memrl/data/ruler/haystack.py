@@ -1,0 +1,137 @@
+"""What needles are hidden in: a text that goes on for ever, by repetition."""
+
+import bisect
+import gzip
+import re
+import zlib
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from memrl.files import fingerprint
+
+# Plain statements about nothing, of which none has a number, a capital inside, or a word of the lists.
+NOISE = "The lamp burns on. The path goes up. The rain comes down. We wait for a while. Then we walk back."
+
+_SENTENCE_END = re.compile(r"[.!?]+[\"')\]\u2019\u201d]*(?= )|[\u3002\uff01\uff1f][\u300d\u300f\u201d]?")
+_LONGEST_SENTENCE = 1000  # characters; where no sentence ends for so long, any white space will do
+_LONGEST_WORD = 24  # characters; longer runs without white space are cut anywhere
+
+
+class Haystack:
+    """A text repeated without end, and the places in it where something may be put in.
+
+    Attributes:
+        text: one round of it, `separator` at its end included.
+        separator: stands between two pieces: a space (pieces are sentences) or a line end (pieces are lines).
+        version: changes when the text may be another one.
+    """
+
+    def __init__(self, text: str, separator: str, version: str = ""):
+        self.text = text + separator
+        self.separator = separator
+        self.version = version
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """Where pieces begin, in rising order, from 0 to the length of the text, with no wider gap than _LONGEST_SENTENCE."""
+        if self.separator == "\n":
+            ends = [match.end() for match in re.finditer("\n", self.text)]
+        else:
+            ends = [match.end() for match in _SENTENCE_END.finditer(self.text)]
+            ends = [end + (self.text[end] == " ") for end in ends if end < len(self.text)]
+        starts = [0]
+        for end in [*ends, len(self.text)]:
+            while end - starts[-1] > _LONGEST_SENTENCE:
+                starts.append(self._cut(starts[-1] + _LONGEST_SENTENCE, _LONGEST_SENTENCE // 2))
+            if end > starts[-1]:
+                starts.append(end)
+        return starts
+
+    def _cut(self, place: int, reach: int) -> int:
+        """The last beginning of a word in the `reach` characters before `place`, or `place` where there is none."""
+        found = self.text.rfind(" ", place - reach, place)
+        return place if found < 0 else found + 1
+
+    def start(self, share: float) -> int:
+        """Where the piece begins that holds this share, from 0 to less than 1, of the text."""
+        return self._starts[bisect.bisect_right(self._starts, share * len(self.text)) - 1]
+
+    def _near(self, place: int, latest: int) -> int:
+        """The beginning of a piece that is nearest to a place of the repeated text, and not behind `latest`."""
+        rounds, rest = divmod(place, len(self.text))
+        after = bisect.bisect_left(self._starts, rest)
+        near = [rounds * len(self.text) + start for start in self._starts[max(0, after - 1) : after + 1]]
+        return min((start for start in near if start <= latest), key=lambda start: abs(start - place))
+
+    def window(self, start: int, size: int) -> str:
+        """At most `size` characters of the repeated text from `start` on, cut behind a word."""
+        end = start + size
+        whole = self.text * -(-(end + 1) // len(self.text))
+        earliest = max(start, end - _LONGEST_WORD)
+        cut = max(whole.rfind(space, earliest, end + 1) for space in " \n")
+        return whole[start : cut if cut > start else end]
+
+    def hide(self, needles: Sequence[str], shares: Sequence[float], start: int, size: int) -> tuple[str, list[int]]:
+        """A window with needles in it.
+
+        Args:
+            needles: each gets a piece of its own. Of needles in one place, the one with the smaller share comes first.
+            shares: where each is to stand, as a share of the window, from 0 to less than 1.
+            start, size: of the window, in characters, as in `window`.
+
+        Returns:
+            The text, and the character at which each needle begins in it, in the order of `needles`.
+        """
+        window = self.window(start, size)
+        pieces: list[str] = []
+        places = [0] * len(needles)
+        length = last = 0
+        for index in sorted(range(len(needles)), key=lambda index: shares[index]):
+            place = self._near(start + int(shares[index] * len(window)), start + len(window)) - start
+            pieces += [window[last:place], needles[index], self.separator]
+            places[index] = length + place - last
+            length = places[index] + len(needles[index]) + len(self.separator)
+            last = place
+        return ("".join(pieces) + window[last:]).rstrip(), places
+
+    def rounds(self, size: int) -> float:
+        """How often a window of so many characters goes through the text."""
+        return round(size / len(self.text), 3)
+
+
+def noise_lines() -> Haystack:
+    """The same line again and again."""
+    return Haystack(NOISE, "\n", "noise")
+
+
+def read_essays(path: str | Path) -> Haystack:
+    """The texts of a folder, `.txt` and `.txt.gz`, its folders included, in the order of their paths; or of one file.
+
+    Runs of white space, line ends among them, become one space.
+
+    Raises:
+        ValueError: nothing there, no text in it, or text that is not UTF-8.
+    """
+    path = Path(path)
+    if path.is_dir():
+        named = (file for pattern in ("*.txt", "*.txt.gz") for file in path.rglob(pattern) if file.is_file())
+        files = sorted(named, key=lambda file: file.relative_to(path).as_posix())
+    else:
+        files = [path] if path.is_file() else []
+    if not files:
+        raise ValueError(f"--essays {path}: there is no text here; give a folder that holds .txt or .txt.gz files, or one file")
+    text = " ".join(word for file in files for word in _read(file).split())
+    if not text:
+        raise ValueError(f"--essays {path}: the files hold nothing but white space; give files with text in them")
+    return Haystack(text, " ", fingerprint(files))
+
+
+def _read(file: Path) -> str:
+    try:
+        data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: byte {error.start} is not UTF-8; save the file as UTF-8 text") from None
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"{file}: is not a whole gzip file ({error}); download or copy it again") from None
