@@ -88,12 +88,12 @@ def evaluate(tokenizer, files: RulerFiles, out: Path) -> None:
 
     shape = TransformerConfig(151_936, 64, 128, 2, 4, 2, 16, tie_word_embeddings=True)
     save_model(from_scratch(shape, seed=0), out / "model", tokenizer=tokenizer)
-    common = [sys.executable, "eval.py", "--model", out / "model", "--methods", "memory,one_shot,retrieval", "--samples", 2]
+    common = [sys.executable, "eval.py", "--model", out / "model", "--methods", "memory,one_shot,retrieval", "--samples", 1]
     common += ["--agent.memory_tokens", 16, "--agent.answer_tokens", 16, "--repeat", "report", "--hotpotqa", files.hotpotqa]
     common += ["--pool", *([f"[{','.join(files.pool)}]"] if files.pool else ["[]"])]
     sources = ["--squad", files.squad, "--essays", files.essays]
-    call(*common, "--task", "ruler", "--lengths", "4k,16k", *sources, "--out", out / "ruler")
-    call(*common, "--task", "ruler_hotpotqa", "--lengths", "50,200", "--out", out / "hotpotqa")
+    call(*common, "--task", "ruler", "--lengths", "4k,8k", *sources, "--out", out / "ruler")
+    call(*common, "--task", "ruler_hotpotqa", "--lengths", "50,100", "--out", out / "hotpotqa")
     call(sys.executable, "-m", "memrl.report", out / "ruler", out / "hotpotqa", "--out", out / "report")
 
 
