@@ -295,7 +295,7 @@ def run_killed(model, questions, folder: Path, worlds: list[int], seed: int) -> 
 @pytest.mark.parametrize(
     "worlds",
     [
-        pytest.param([1, 1, 1], id="one process"),
+        pytest.param([1, 1, 1], id="one process", marks=pytest.mark.slow),
         pytest.param([2, 2, 1], id="two ranks, then one", marks=pytest.mark.slow),
         pytest.param([1, 2], id="one process, then two ranks", marks=pytest.mark.slow),
     ],

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from memrl.data import load_samples
+from memrl.data.__main__ import main
 from tests.test_sources import hotpot_item, json_lines, musique_item, squad_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -139,16 +140,17 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("words", MISTAKES)
-def test_a_mistake_is_one_line_and_exit_code_2(words, write_items, tmp_path):
+def test_a_mistake_is_one_line_and_exit_code_2(words, write_items, tmp_path, monkeypatch, capsys):
     good = write_items([hotpot_item(0)], "good.json")
     write_items([hotpot_item(0)], "lines.jsonl")
     write_items([hotpot_item(0)], "cut.json.gz").write_bytes(gzip.compress(good.read_bytes())[:40])
     (tmp_path / "bad.json").write_text("[1, ")
-    done = command(*MISTAKES[words].format(tmp_path, tmp_path).split())
-    assert done.returncode == 2, done.stderr
-    assert words in done.stderr
-    assert done.stderr.strip().splitlines()[-1].startswith("error: ")
-    assert "Traceback" not in done.stderr
+    monkeypatch.setattr(sys, "argv", ["memrl.data", *MISTAKES[words].format(tmp_path, tmp_path).split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    *_, line = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("error: ") and words in line
     assert not (tmp_path / "o.jsonl").exists()
 
 

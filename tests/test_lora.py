@@ -197,6 +197,7 @@ def run(model, batch) -> torch.Tensor:
     return model(batch.ids, PackedContext(batch.seq_lens), batch.select, batch.targets, worker.TEMPERATURE)[0]
 
 
+@pytest.mark.slow
 def test_gradients_of_two_ranks_equal_plain_autograd(two_ranks, plain):
     expected = {name: p.grad for name, p in plain[1].named_parameters() if p.requires_grad}
     assert two_ranks[0]["gradients"].keys() == expected.keys() and len(expected) == 2 * 2 * len(LAYERS)
@@ -207,6 +208,7 @@ def test_gradients_of_two_ranks_equal_plain_autograd(two_ranks, plain):
     assert two_ranks[0]["grad_norm"] == pytest.approx(norm, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_reference_of_two_ranks_is_exactly_the_base(two_ranks, plain):
     batches = worker.make_batches()
     for rank, found in enumerate(two_ranks[0]["ranks"]):
@@ -216,6 +218,7 @@ def test_reference_of_two_ranks_is_exactly_the_base(two_ranks, plain):
         assert torch.equal(found["after"], found["references"][0]), "a step must not move the reference"
 
 
+@pytest.mark.slow
 def test_replica_and_saved_adapter_are_the_trained_policy(two_ranks):
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM

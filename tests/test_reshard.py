@@ -22,7 +22,7 @@ def launch(ranks: int, *arguments: object) -> None:
 @pytest.mark.parametrize(
     ("stage", "dtype", "before", "after"),
     [
-        (3, "float32", 2, 1),
+        pytest.param(3, "float32", 2, 1, marks=pytest.mark.slow),
         pytest.param(3, "bfloat16", 1, 2, marks=pytest.mark.slow),
         pytest.param(3, "bfloat16", 3, 2, marks=pytest.mark.slow),
         pytest.param(2, "float32", 1, 3, marks=pytest.mark.slow),
