@@ -76,7 +76,7 @@ def strict_match(prediction: str, gold: Sequence[str]) -> float:
     the original just deletes it and so fails a gold answer `50%`; `\text{...}` is opened, because
     instruction-tuned models write it around words and mean the words; ` .5` is not rewritten as ` 0.5`.
     """
-    box = last_boxed(prediction)
+    box = last_boxed(after_thinking(prediction))
     if box is None:
         return 0.0
     keys = _strict_keys(box)
@@ -135,8 +135,15 @@ def extract_answer(response: str) -> str:
 
     An empty box is an empty answer, not a reason to look elsewhere.
     """
-    box = last_boxed(response)
-    return response.rpartition("</think>")[2] if box is None else box
+    text = after_thinking(response)
+    box = last_boxed(text)
+    return text if box is None else box
+
+
+def after_thinking(response: str) -> str:
+    """What a response says after its last `</think>`; nothing where a `<think>` was never closed, as the cap on tokens leaves it."""
+    _, closed, said = response.rpartition("</think>")
+    return "" if not closed and "<think>" in response else said
 
 
 def as_list(gold: Sequence[str]) -> Sequence[str]:
@@ -169,7 +176,7 @@ def strict_match_all(prediction: str, gold: Sequence[str]) -> float:
     Commas, semicolons, blanks, line ends and the word "and" may part them, in any number; all else counts as in
     `strict_match`, which is what this is where there is one gold answer. Gold answers that are equal are one.
     """
-    gold, box = as_list(gold), last_boxed(prediction)
+    gold, box = as_list(gold), last_boxed(after_thinking(prediction))
     if len(gold) == 1:
         return strict_match(prediction, gold)
     return float(box is not None and _lists(_items(box), [_items(answer) for answer in gold]))

@@ -36,6 +36,17 @@ def test_load_jsonl_reads_every_field(write):
     assert sample.metadata == {"source": "notes", "evidence": [{"begin": 0}]}
 
 
+def test_load_jsonl_places_of_evidence_are_taken_as_they_are(write):
+    rows = [
+        {**GOOD, "depths": [0, 0.25, 1]},
+        {**GOOD, "evidence": [{"title": "a", "begin": 0, "end": None}, {}]},
+        {**GOOD, "depths": []},
+    ]
+    assert [sample.metadata for sample in load_jsonl(write(*rows))] == [
+        {key: value for key, value in row.items() if key in ("depths", "evidence")} for row in rows
+    ]
+
+
 def test_load_jsonl_keeps_ids_questions_and_files_at_hand(write, tmp_path):
     (tmp_path / "a.txt").write_text("one")
     path = write({**GOOD, "id": "q1"}, {"question": "When?", "answers": "Ed", "file": "a.txt"})
@@ -150,6 +161,16 @@ BAD_LINES = {
     "id blank": ({**GOOD, "id": ""}, ["id", "blank"]),
     "id null": ({**GOOD, "id": None}, ["id", "null"]),
     "id twice": ({**GOOD, "id": "first"}, ["id", "'first'", "line 1", "unique"]),
+    "depths a number": ({**GOOD, "depths": 0.5}, ["depths", "the number 0.5", "list of numbers from 0 to 1"]),
+    "depths null": ({**GOOD, "depths": None}, ["depths", "null"]),
+    "depths above 1": ({**GOOD, "depths": [0.5, 1.5]}, ["depths", "1.5"]),
+    "depths not numbers": ({**GOOD, "depths": [True]}, ["depths", "[true]"]),
+    "depths nowhere": (b'{"question": "Who?", "context": "", "answers": ["Ed"], "depths": [NaN]}', ["depths", "NaN"]),
+    "evidence an object": ({**GOOD, "evidence": {"begin": 0}}, ["evidence", "an object", "list of objects"]),
+    "evidence of texts": ({**GOOD, "evidence": ["Ed"]}, ["evidence", "list of objects"]),
+    "evidence begins in words": ({**GOOD, "evidence": [{"begin": "here"}]}, ["evidence: begin", "here", "whole number"]),
+    "evidence ends between": ({**GOOD, "evidence": [{"begin": 0, "end": 1.5}]}, ["evidence: end", "1.5"]),
+    "evidence begins before": ({**GOOD, "evidence": [{"begin": -1}]}, ["evidence: begin", "-1"]),
     "half a surrogate pair": ({**GOOD, "context": "ok \ud800"}, ["context", "surrogate"]),
 }
 

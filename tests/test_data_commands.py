@@ -13,7 +13,9 @@ from memrl.data import __main__ as command
 from memrl.data import load_samples, write_samples
 from memrl.data.commands.check import evidence_depths, histogram, spread
 from memrl.data.commands.options import check_out, length, lengths
+from memrl.data.needle import build_tokenizer
 from memrl.types import Sample
+from tests.test_ruler_qa import squad_articles
 
 ROOT = Path(__file__).resolve().parents[1]
 GOOD = {"question": "Who?", "context": "Ed did.", "answers": ["Ed"]}
@@ -41,6 +43,34 @@ def write_lines(path: Path, *rows) -> Path:
 
 
 # --- the list -----------------------------------------------------------------------------------------------
+
+
+def test_check_tells_places_that_are_wrong_in_one_line_whatever_the_format(call, tmp_path):
+    import pyarrow as pa
+
+    wrong = {"depths": 0.5}, {"evidence": [{"begin": "here"}]}, {"evidence": "here"}
+    for number, metadata in enumerate(wrong):
+        path = write_lines(tmp_path / f"{number}.jsonl", {**GOOD, **metadata})
+        parquet = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.Table.from_pylist([{**GOOD, **metadata}]), parquet)
+        for name, place in ((path, "line 1"), (parquet, "row 1")):
+            code, _, err = call("check", name)
+            assert (code, err.strip().splitlines()[-1].startswith(f"error: {name}: {place}: {next(iter(metadata))}: ")) == (
+                2,
+                True,
+            )
+
+
+def test_ruler_tells_lengths_that_cannot_be_made_before_it_writes(call, tmp_path):
+    build_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "squad.json").write_text(json.dumps(squad_articles(40)))
+    common = ("--tokenizer", tmp_path / "model", "--out", tmp_path / "out", "--samples", 2, "--squad", tmp_path / "squad.json")
+    code, _, err = call("ruler", "--tasks", "qa_1,niah_single_1", "--lengths", "240,2k", *common)
+    assert (code, "niah_single_1: a length of 240 tokens is too short" in err) == (2, True), err
+    code, _, err = call("ruler", "--tasks", "fwe,qa_1", "--lengths", "2k,20k", *common)
+    assert (code, "qa_1: a length of 20480 needs paragraphs of" in err and "--repeat report" in err) == (2, True), err
+    assert not (tmp_path / "out").exists()
+    assert call("ruler", "--tasks", "qa_1", "--lengths", "2k,20k", *common, "--repeat", "report")[0] == 0
 
 
 def test_help_lists_every_command_without_importing_any():

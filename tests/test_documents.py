@@ -286,7 +286,7 @@ def test_gold_that_does_not_fit_is_refused(questions):
 
 def test_too_few_paragraphs_for_the_tokens_are_refused_or_repeated(questions):
     pool = wordy_pool(20)
-    with pytest.raises(ValueError, match=r"5000 tokens: question 'q0' has 4 .* 20 others .* 24 in all; .* with \d+ tokens"):
+    with pytest.raises(ValueError, match=r"5000 tokens: question 'q0' has 4 .* 20 others .* 24 in all with \d+ tokens; ask"):
         LongDocuments(pool, Words()).of_tokens(questions[0], 5000, seed=0)
     sample = LongDocuments(pool, Words(), repeat="report").of_tokens(questions[0], 5000, seed=0)
     assert 4950 <= sample.metadata["num_tokens"] <= 5000

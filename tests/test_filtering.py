@@ -130,7 +130,7 @@ def test_all_answers_have_to_be_named_where_the_sample_says_so(tmp_path):
         assert filter_by(server, questions, tmp_path / "out.jsonl") == ["id0"]
 
 
-def test_keep_takes_the_first_that_stay_and_stops_asking(tmp_path):
+def test_keep_takes_the_first_that_stay_and_stops_asking(tmp_path, capsys):
     questions = write_questions(tmp_path / "in.jsonl", 60)
 
     def answer(body):  # later questions come back sooner, which must not matter
@@ -142,6 +142,11 @@ def test_keep_takes_the_first_that_stay_and_stops_asking(tmp_path):
             kept = filter_by(server, questions, out, "--keep", 5, "--concurrency", concurrency)
         assert kept == ["id1", "id2", "id4", "id5", "id7"]
         assert len(server.bodies) < 60
+    printed = capsys.readouterr().out.splitlines()
+    assert "1.jsonl: 8 questions asked; any response right: strict 3" in printed[0]
+    many = len((tmp_path / "8.jsonl.answers.jsonl").read_text().splitlines()) - 1
+    assert f"8.jsonl: {many} questions asked, the first 8 of them decide; any" in printed[1]
+    assert json.loads((tmp_path / "8.jsonl.recipe.json").read_text())["recipe"]["keep"] == 5
     assert len((tmp_path / "1.jsonl.answers.jsonl").read_text().splitlines()) == 1 + 8
 
 
@@ -259,6 +264,12 @@ def test_a_local_model_is_asked_and_batches_do_not_matter(tmp_path):
         lines.append(sorted(journal[1:]))
         assert load_samples(out).ids == [f"id{i}" for i in range(6)]
     assert lines[0] == lines[1]
+    for name in ("config.json", "tokenizer_config.json", "memrl_agent.yaml", "generation_config.json", "chat_template.jinja"):
+        before = (model / name).read_text() if (model / name).exists() else None
+        (model / name).write_text((before or "") + "\n")
+        with pytest.raises(ValueError, match=r"answers.jsonl: was made otherwise \(model_files"):
+            command(questions, out, *options)
+        (model / name).unlink() if before is None else (model / name).write_text(before)
     responses = [json.loads(text)["responses"] for text in lines[0]]
     assert len({text for group in responses for text in group}) > 10
 

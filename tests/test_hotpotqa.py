@@ -11,7 +11,8 @@ import pytest
 
 from memrl.data import load_samples
 from memrl.data.__main__ import main
-from tests.test_sources import hotpot_item, json_lines, musique_item, squad_file
+from memrl.data.documents import FORMAT
+from tests.test_sources import hotpot_item, hub_row, json_lines, musique_item, squad_file
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -75,6 +76,24 @@ def test_hotpotqa_as_parquet_holds_the_same_samples(write_items, tmp_path):
     assert list(load_samples(out[1])) == list(load_samples(out[0]))
 
 
+def test_shards_in_a_folder_are_one_file_and_the_recipe_names_all(write_items, tmp_path):
+    from pyarrow import Table, parquet
+
+    rows = [hub_row(hotpot_item(i)) for i in range(6)]
+    (tmp_path / "hub").mkdir()
+    for name, part in (("b", rows[3:]), ("a", rows[:3])):
+        parquet.write_table(Table.from_pylist(part), tmp_path / "hub" / f"{name}.parquet")
+    extra, out = write_items([hotpot_item(6)]), tmp_path / "out.jsonl"
+    printed = written("hotpotqa", tmp_path / "hub", extra, "--out", out, "--documents", 28)
+    assert printed == f"{out}: 7 questions, 28 documents each\n"
+    whole, other = write_items([hotpot_item(i) for i in range(7)], "whole.json"), tmp_path / "other.jsonl"
+    written("hotpotqa", whole, "--out", other, "--documents", 28)
+    assert out.read_bytes() == other.read_bytes()
+    recipe = json.loads((tmp_path / "out.jsonl.recipe.json").read_text())["recipe"]
+    assert [name.split()[0] for name in recipe["input"]] == ["a.parquet", "b.parquet", "hotpot.json.gz"]
+    assert recipe["format"] == FORMAT
+
+
 def test_limit_pool_and_repetition(write_items, tmp_path):
     source, out = write_items([hotpot_item(i) for i in range(3)]), tmp_path / "out.jsonl"
     lists = {name: [{"title": f"{name}{i}", "text": "x"} for i in range(9)] for name in "ab"}
@@ -112,14 +131,18 @@ def test_documents_of_so_many_tokens(write_items, tmp_path):
 
 def test_ruler_hotpotqa_writes_the_same_questions_at_each_length(write_items, tmp_path):
     source, out = write_items([hotpot_item(i) for i in range(30)]), tmp_path / "ruler"
-    written("ruler_hotpotqa", source, "--documents", "50,20", "--out", out, "--samples", 7, "--seed", 1)
+    written("ruler_hotpotqa", source, "--documents", "50,20", "--out", out, "--samples", 7, "--seed", 1, "--format", "jsonl")
     files = [load_samples(out / f"ruler_hotpotqa_{count}.jsonl") for count in (20, 50)]
     assert [[sample.id for sample in samples] for samples in files] == [[f"q{i}" for i in range(7)]] * 2
     assert [[num_documents(sample) for sample in samples] for samples in files] == [[20] * 7, [50] * 7]
     again = tmp_path / "again"
-    written("ruler_hotpotqa", source, "--documents", "50", "--out", again, "--samples", 7, "--seed", 1, PYTHONHASHSEED="3")
+    common = ("--documents", "50", "--out", again, "--seed", 1)
+    written("ruler_hotpotqa", source, *common, "--samples", 7, "--format", "jsonl", PYTHONHASHSEED="3")
     name = "ruler_hotpotqa_50.jsonl"
     assert (again / name).read_bytes() == (out / name).read_bytes()
+    printed, path = written("ruler_hotpotqa", source, *common), again / "ruler_hotpotqa_50.parquet"
+    assert printed == f"{path}: 30 questions (all that there are, not 128), 50 documents each\n"
+    assert list(load_samples(path))[:7] == list(load_samples(again / name))
 
 
 MISTAKES = {
@@ -144,7 +167,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, write_items, tmp_path, mon
     good = write_items([hotpot_item(0)], "good.json")
     write_items([hotpot_item(0)], "lines.jsonl")
     write_items([hotpot_item(0)], "cut.json.gz").write_bytes(gzip.compress(good.read_bytes())[:40])
-    (tmp_path / "bad.json").write_text("[1, ")
+    (tmp_path / "bad.json").write_text("[{")
     monkeypatch.setattr(sys, "argv", ["memrl.data", *MISTAKES[words].format(tmp_path, tmp_path).split()])
     with pytest.raises(SystemExit) as ended:
         main()

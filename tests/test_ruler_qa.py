@@ -110,7 +110,7 @@ def test_the_version_tells_the_files_and_the_tokenizer(files, tmp_path):
 
 
 def test_a_length_that_the_paragraphs_do_not_fill_is_refused_or_repeated(files):
-    with pytest.raises(ValueError, match=r"qa_1: a length of 20000 has 99 tokens .*question 'q0.0' has 4 .* 160 in all"):
+    with pytest.raises(ValueError, match=r"qa_1: a length of 20000 has 163 tokens .*question 'q0.0' has 4 .* 160 in all"):
         make_ruler("qa_1", Words(), files).sample(20_000, 0, seed=0)
     files.repeat = "report"
     sample = make_ruler("qa_1", Words(), files).sample(20_000, 0, seed=0)

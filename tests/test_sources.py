@@ -2,12 +2,14 @@
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from memrl.data.paragraphs import Paragraph
-from memrl.data.sources import read_pool, read_questions, read_source
+from memrl.data.sources import read_pool, read_questions, read_source, read_sources, source_files
+from memrl.data.sources.items import read_items
 
 
 def hotpot_item(number: int) -> dict:
@@ -42,6 +44,25 @@ def squad_file() -> dict:
     articles = [{"title": "Greek_letters", "paragraphs": [first, second, unasked]}]
     articles.append({"title": "Rome", "paragraphs": [{"context": "Forum.", "qas": [squad_question("d", "Forum")]}]})
     return {"version": "v2.0", "data": articles}
+
+
+def squad_rows() -> list[dict]:
+    """The questions of `squad_file` as rows of the hub's parquet."""
+    return [
+        {
+            "id": asked["id"],
+            "title": article["title"],
+            "context": paragraph["context"],
+            "question": asked["question"],
+            "answers": {
+                "text": [answer["text"] for answer in asked["answers"]],
+                "answer_start": [answer["answer_start"] for answer in asked["answers"]],
+            },
+        }
+        for article in squad_file()["data"]
+        for paragraph in article["paragraphs"]
+        for asked in paragraph["qas"]
+    ]
 
 
 def musique_item(number: int, **changes) -> dict:
@@ -83,6 +104,7 @@ def test_kinds_are_told_by_content_not_by_name(write, write_parquet):
     assert read_source(write(items, "a.jsonl")).kind == "hotpotqa"
     assert read_source(write(json_lines(items), "a.json")).kind == "hotpotqa"
     assert read_source(write_parquet([hub_row(item) for item in items])).kind == "hotpotqa"
+    assert read_source(write_parquet(squad_rows())).kind == "squad"
     assert read_source(write(squad_file(), "a.txt.gz")).kind == "squad"
     assert read_source(write(json.dumps(squad_file(), indent=1))).kind == "squad"
     assert read_source(write(json_lines([musique_item(0)]))).kind == "musique"
@@ -128,6 +150,57 @@ def test_squad_has_each_answer_once_and_counts_what_has_none(write):
     source = read_source(write(squad_file()), "squad")
     assert source.questions[0].answers == ("Al", "Alpha")
     assert source.num_unanswerable == 1
+
+
+def test_squad_of_the_hub_asks_the_official_questions(write, write_parquet):
+    official = read_source(write(squad_file()), "squad")
+    for path in (write_parquet(squad_rows()), write(json_lines(squad_rows()), "rows.jsonl")):
+        source = read_source(path, "squad")
+        assert [question.id for question in source.questions] == ["a", "c", "d"]
+        # A paragraph that nothing is asked about is in no row.
+        assert [question.near for question in source.questions[:2]] == [
+            (Paragraph("Greek letters", text),) for text in ("Beta.", "Alpha.")
+        ]
+        same = ("question", "answers", "gold", "metadata")
+        for found, wanted in zip(source.questions, official.questions, strict=True):
+            assert [getattr(found, name) for name in same] == [getattr(wanted, name) for name in same]
+        assert (source.num_unanswerable, len(source.paragraphs)) == (1, 3)
+
+
+def test_several_files_are_one_source_and_share_no_id(write):
+    one, two = write([hotpot_item(0)], "one"), write([hotpot_item(1)], "two")
+    both, whole = read_sources([one, two], "hotpotqa"), read_source(write([hotpot_item(0), hotpot_item(1)], "both"))
+    assert both == whole
+    with pytest.raises(ValueError, match="both: the id 'q0' occurs twice"):
+        read_sources([one, one.with_name("both")], "hotpotqa")
+
+
+def test_a_folder_stands_for_its_parquet_files_in_order(tmp_path):
+    for name in ("b.parquet", "a.parquet", "c.txt"):
+        (tmp_path / name).touch()
+    assert source_files([tmp_path, Path("x")]) == [tmp_path / "a.parquet", tmp_path / "b.parquet", Path("x")]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty: a folder without \.parquet files"):
+        source_files([tmp_path / "empty"])
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 1000])
+def test_a_list_is_the_same_in_blocks_of_any_size(write, monkeypatch, block):
+    items = [{"title": f"T{i}", "text": '[x], "y\\ ' * i} for i in range(1, 9)]
+    monkeypatch.setattr("memrl.data.sources.items._BLOCK", block)
+    for text in (json.dumps(items), "\ufeff\n  " + json.dumps(items, indent=3) + " \n"):
+        assert read_source(write(text)).paragraphs == [(item["title"], item["text"]) for item in items]
+
+
+def test_of_a_list_no_more_than_a_block_is_held_as_text(write, monkeypatch):
+    path = write([{"title": f"T{i}", "text": "x" * 1000} for i in range(3000)])
+    monkeypatch.setattr("memrl.data.sources.items._BLOCK", 2**14)
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in read_items(path)) == 3000
+        assert tracemalloc.get_traced_memory()[1] < 300_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_musique_gold_is_told_by_paragraph_because_titles_repeat(write):
@@ -219,6 +292,8 @@ MISTAKES = {
     "squad: no question": (squad_file, (*QUESTION, "question"), ..., ["paragraph 0, question 0 (a): question"]),
     "squad: no answers": (squad_file, (*QUESTION, "answers"), [], ["question 0 (a): answers"]),
     "squad: blank answer": (squad_file, (*QUESTION, "answers", 1, "text"), "", ["question 0 (a), answer 1: text"]),
+    "squad rows: answers": (squad_rows, (1, "answers"), None, ["item 1 (b): answers"]),
+    "squad rows: blank answer": (squad_rows, (2, "answers", "text", 0), " ", ["item 2 (c): answers"]),
     "squad: no articles": (squad_file, ("data",), [], ["data: a list of objects"]),
     "musique: no id": (two_musique, (1, "id"), ..., ["item 1: id"]),
     "musique: no answer": (two_musique, (1, "answer"), ..., ["item 1 (2hop__1): answer"]),
@@ -255,7 +330,14 @@ def test_files_that_are_something_else_are_refused(write, tmp_path):
     (tmp_path / "PAR1").write_bytes(b"PAR1 and nothing else")
     mistakes = {
         "cannot be read": [cut, tmp_path / "none", tmp_path, tmp_path / "PAR1"],
-        "not JSON": [write("[1, "), write("", "empty")],
+        "not JSON": [
+            write('[{"title": "A", "text": "a"}, '),
+            write('[{"title": "A", "text": "a"', "torn"),
+            write('[{"title": "A", "text": "a"} {}]', "comma"),
+            write('[{"title": "A", "text": "a"}] {}', "behind"),
+            write('{"data": [{}]}\n{}', "objects"),
+            write("", "empty"),
+        ],
         "at least one item": [write("[]", "list"), write("3", "number")],
         "an object is needed": [write("[3]", "numbers")],
         "is not UTF-8": [tmp_path / "latin"],

@@ -225,6 +225,7 @@ EXACT = [
     ("not mentioned", ["no"], 0),
     ("No.", ["no"], 1),
     ("<think>Ed</think> Wood", ["Wood"], 1),
+    ("<think>It is Ed Wood", ["Ed Wood"], 0),
     ("+", ["-"], 0),
     ("", [""], 0),
     ("Ed", [], 0),
@@ -346,3 +347,10 @@ def test_a_megabyte_of_braces_takes_under_a_second(piece):
     start = time.process_time()
     strict_match(piece * (1_000_000 // len(piece)), ["no"])
     assert time.process_time() - start < 1.0
+
+
+def test_a_box_in_the_thinking_is_no_answer():
+    thought = r"<think>\boxed{Ed Wood}</think> I cannot say."
+    assert strict_match(thought, ["Ed Wood"]) == lenient_match(thought, ["Ed Wood"]) == 0.0
+    assert strict_match(r"<think>\boxed{no}</think> \boxed{Ed Wood}", ["Ed Wood"]) == 1.0
+    assert strict_match(r"<think>\boxed{Ed Wood} and on and on", ["Ed Wood"]) == 0.0

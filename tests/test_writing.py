@@ -20,6 +20,8 @@ from memrl.types import Sample
 from tests.workers.write_samples import COUNT, make, write
 
 FORMATS = [".jsonl", ".parquet"]
+
+
 def journal_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial.jsonl")
 
@@ -326,6 +328,18 @@ def test_a_file_that_somebody_changed_or_made_is_never_replaced(path):
     Path(f"{path}.recipe.json").unlink()
     with pytest.raises(ValueError, match="nothing tells how it was made"):
         write(path)
+
+
+def test_a_journal_left_behind_the_rename_is_removed(path):
+    write(path)
+    journal_of(path).write_bytes(b"{}\n")
+    write(path)
+    assert not journal_of(path).exists()
+    journal_of(path).write_bytes(b"{}\n")
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="has changed"):
+        write(path)
+    assert journal_of(path).exists()
 
 
 def test_a_deleted_file_is_made_again(path, whole):

@@ -10,6 +10,8 @@
     answers    a list of texts, or one text; none of them blank
     match      optional: "any", each answer alone is right (without the field), or "all", every answer has to be named
     id         optional: text or a whole number, unique in the file; else "<file name>:<line>"
+    depths     optional metadata: numbers from 0 to 1, where each piece of evidence begins as a share of the document's characters
+    evidence   optional metadata: objects, whose `begin` and `end` are places in characters
     others     anything; they become the sample's metadata, under their own names
 
 The file is UTF-8; a byte order mark and blank lines are skipped. Every line is checked when the file is
@@ -171,10 +173,12 @@ def check_row(row: dict[str, Any], folder: Path, documents: set[Path]) -> None:
     elif (document := _document_path(row, folder)) not in documents:
         _read_document(document, folder)
         documents.add(document)
+    check_places(row)
 
 
 def row_sample(row: dict[str, Any], sample_id: str, folder: Path) -> Sample:
-    """The sample of a checked row."""
+    """The sample of a checked row; its places are checked here, where rows are read that were opened without them."""
+    check_places(row)
     return Sample(
         id=sample_id,
         question=row["question"],
@@ -183,6 +187,25 @@ def row_sample(row: dict[str, Any], sample_id: str, folder: Path) -> Sample:
         match=_match(row),
         metadata={key: value for key, value in row.items() if key not in FIELDS},
     )
+
+
+def check_places(row: dict[str, Any]) -> None:
+    """Raise ValueError where `depths` or `evidence`, the metadata that memrl itself reads, is there and wrong."""
+    depths = row.get("depths", [])
+    if not isinstance(depths, list | tuple) or not all(_is_number(depth) and 0 <= depth <= 1 for depth in depths):
+        raise ValueError(f"depths: got {describe(depths)}; allowed is a list of numbers from 0 to 1")
+    evidence = row.get("evidence", [])
+    if not isinstance(evidence, list | tuple) or not all(isinstance(piece, dict) for piece in evidence):
+        raise ValueError(f"evidence: got {describe(evidence)}; allowed is a list of objects")
+    for piece in evidence:
+        for end in ("begin", "end"):
+            place = piece.get(end)  # parquet has null where an object lacks a field that another has
+            if place is not None and (not isinstance(place, int) or isinstance(place, bool) or place < 0):
+                raise ValueError(f"evidence: {end}: got {describe(place)}; allowed is a whole number of characters, at least 0")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def row_id(row: dict[str, Any], default: str) -> str:

@@ -22,6 +22,7 @@ from memrl.data.paragraphs import Paragraph, Pool, Question, draw, sample_seed
 from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
 
+FORMAT = "1"  # raised whenever the same questions, pool and settings come to mean another sample
 Repeat = Literal["refuse", "report"]
 _LOOKAHEAD = 512  # so many paragraphs are tried as the one that fills a document up
 _GIVEN_UP = 3  # so many of the last paragraphs may make room for that one
@@ -112,7 +113,7 @@ class LongDocuments:
                 break
             error = found - chosen.tokens
         if chosen.is_all and found < num_tokens - slack:
-            raise ValueError(f"{num_tokens} tokens: {self._shortage(question)} with {found} tokens")
+            raise ValueError(f"{num_tokens} tokens: {self._shortage(question, found)}")
         return best
 
     def _distractors(self, question: Question, seed: int) -> Iterator[Paragraph]:
@@ -189,12 +190,22 @@ class LongDocuments:
         }
         return Sample(question.id, question.question, context, question.answers, metadata=metadata)
 
-    def _shortage(self, question: Question) -> str:
+    def pool_tokens(self, enough: int) -> int:
+        """Tokens of a document of all of the pool's paragraphs; once there are `enough`, the rest is not counted."""
+        tokens = 0
+        for number, paragraph in enumerate(self.pool.paragraphs, start=1):
+            if tokens >= enough:
+                break
+            tokens += self._tokens.paragraph(paragraph, number)
+        return tokens
+
+    def _shortage(self, question: Question, num_tokens: int | None = None) -> str:
         own, others = question.gold + question.near, self.pool.num_others(question.gold + question.near)
         advice = "ask for fewer, add a pool of paragraphs"
         if self.repeat == "refuse" and others:
             advice += ", or let paragraphs repeat (report)"
-        counts = f"has {len(own)} paragraphs of its own and {others} others to draw from, {len(own) + others} in all"
+        tokens = "" if num_tokens is None else f" with {num_tokens} tokens"
+        counts = f"has {len(own)} paragraphs of its own and {others} others to draw from, {len(own) + others} in all{tokens}"
         return f"question {question.id!r} {counts}; {advice}"
 
 

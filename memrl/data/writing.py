@@ -61,6 +61,7 @@ def write_samples(
     about = {"recipe": json.loads(json.dumps(recipe)), "samples": count}
     if path.exists():
         _check_made(path, about)
+        _journal_path(path).unlink(missing_ok=True)  # left by a kill right behind the rename
         print(f"{path}: was made by the same command already", file=sys.stderr)
         return
     rows = _Rows(path)

@@ -22,7 +22,7 @@ COUNT = 12
 
 def make(index: int) -> Sample:
     evidence = [{"title": f"t{i}", "begin": i, "end": i + 1} for i in range(index % 3)]
-    metadata = {"depths": [index / 7], "evidence": evidence, **({"late": index} if index > 5 else {})}
+    metadata = {"depths": [index % 7 / 7], "evidence": evidence, **({"late": index} if index > 5 else {})}
     match = "all" if index % 2 else "any"
     return Sample(f"s{index}", "Who?", f"document {index} \u00e9\n" * index, ("Ed", "Al"), match, metadata)
 

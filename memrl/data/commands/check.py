@@ -58,7 +58,8 @@ def evidence_depths(sample: Sample) -> list[float]:
     """Where each piece of evidence begins, as a share of the document: `depths`, or what `evidence` says in characters."""
     if depths := sample.metadata.get("depths"):
         return list(depths)
-    return [piece["begin"] / max(1, len(sample.context)) for piece in sample.metadata.get("evidence", ()) if "begin" in piece]
+    begins = [piece.get("begin") for piece in sample.metadata.get("evidence", ())]
+    return [begin / max(1, len(sample.context)) for begin in begins if begin is not None]
 
 
 def spread(name: str, values: Sequence[int]) -> str:

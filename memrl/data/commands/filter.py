@@ -10,6 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from memrl.data.commands.options import SUFFIXES, check_out, positive
 
+# Of a model's folder, beside the weights: what tells how text becomes tokens, how the model is run, and when a response ends.
+MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "memrl_agent.yaml",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+
 if TYPE_CHECKING:
     from memrl.data.custom import Samples
     from memrl.data.filtering import Answers, Journal, Outcome, Rule
@@ -70,17 +85,20 @@ def run(arguments: argparse.Namespace) -> None:
             if arguments.out.exists():  # now, and not when all is asked
                 raise ValueError(f"{arguments.out}: exists, and questions are left to ask; delete it or choose another name")
             ask(arguments, reader, samples, journal, rule)
-        outcome = decide(samples.ids[: arguments.limit], journal, rule, arguments.keep)
+        ids = samples.ids[: arguments.limit]
+        outcome = decide(ids, journal, rule, arguments.keep)
+        asked = sum(sample_id in journal.lines for sample_id in ids)
     if outcome.failed and not arguments.keep_failed:
         raise ValueError(
             f"{outcome.failed} questions failed, the first one {outcome.error}; the same command asks them again, and with "
             "--keep_failed they stay in the data set"
         )
-    report = describe(outcome, rule)
+    report = describe(outcome, rule, asked)
     if not outcome.kept:
         raise ValueError(f"nothing stays: {report}")
     kept = hashlib.sha256("\n".join(map(str, outcome.kept)).encode()).hexdigest()
-    recipe = {"command": "filter", "input": fingerprint(samples.paths), **asked_of(arguments), **vars(rule), "kept": kept}
+    recipe = {"command": "filter", "input": fingerprint(samples.paths), **asked_of(arguments), **vars(rule)}
+    recipe |= {"keep": arguments.keep, "kept": kept}
     write_samples(arguments.out, lambda index: samples[outcome.kept[index]], len(outcome.kept), recipe, "filter")
     print(f"{arguments.out}: {report}")
 
@@ -126,7 +144,8 @@ def asked_of(arguments: argparse.Namespace) -> dict[str, Any]:
         who = {"endpoint": arguments.endpoint, "model": arguments.name}
     else:
         weights = sorted(arguments.model.glob("*.safetensors"))
-        who = {"weights": fingerprint(weights), "dtype": arguments.dtype}
+        others = [arguments.model / name for name in MODEL_FILES if (arguments.model / name).is_file()]
+        who = {"weights": fingerprint(weights), "model_files": fingerprint(others), "dtype": arguments.dtype}
     names = ("samples", "temperature", "top_p", "max_new_tokens", "seed")
     return {**who, "prompt": QUESTION_ALONE, **{name: getattr(arguments, name) for name in names}}
 
@@ -179,13 +198,18 @@ def open_model(arguments: argparse.Namespace, reader: ReaderOptions) -> LocalLLM
     return llm
 
 
-def describe(outcome: Outcome, rule: Rule) -> str:
-    """`100 questions, 12 dropped (any response right: strict 8, lenient 12, either 12), 88 kept`"""
+def describe(outcome: Outcome, rule: Rule, asked: int) -> str:
+    """`100 questions, 12 dropped (any response right: strict 8, lenient 12, either 12), 88 kept`
+
+    Args:
+        asked: questions; more than those that `--keep` needs, as several are asked at a time.
+    """
     counts = ", ".join(f"{name} {count}" for name, count in outcome.right.items())
     failed = f", {outcome.failed} of them failed" if outcome.failed else ""
     number = len(outcome.kept) + outcome.dropped
+    questions = f"{asked} questions asked" + (f", the first {number} of them decide" if number < asked else "")
     words = "any response" if rule.drop_when == "any" else "all responses"
     return (
-        f"{number} questions asked; {words} right: {counts}; by the criterion {rule.criterion} {outcome.dropped} dropped, "
+        f"{questions}; {words} right: {counts}; by the criterion {rule.criterion} {outcome.dropped} dropped, "
         f"{len(outcome.kept)} kept{failed}"
     )

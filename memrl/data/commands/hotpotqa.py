@@ -22,7 +22,9 @@ def add_documents_command(commands: argparse._SubParsersAction, kind: str, name:
         help=f"{name} questions on documents of any number of paragraphs or tokens",
         description="Each question's own paragraphs among others drawn at random, numbered and shuffled.",
     )
-    parser.add_argument("input", type=Path, metavar="INPUT", help=f"{name} file: {layouts}")
+    parser.add_argument(
+        "input", type=Path, nargs="+", metavar="INPUT", help=f"{name} files, or folders of .parquet files: {layouts}"
+    )
     add_out(parser)
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--documents", type=positive, help="paragraphs in each document")
@@ -56,14 +58,15 @@ def run(arguments: argparse.Namespace) -> None:
     from memrl.data import write_samples
     from memrl.data.documents import LongDocuments
     from memrl.data.paragraphs import Pool
-    from memrl.data.sources import read_pool, read_source
+    from memrl.data.sources import read_pool, read_sources, source_files
 
-    inputs = [arguments.input, *arguments.pool]
+    files, pool_files = source_files(arguments.input), source_files(arguments.pool)
+    inputs = [*files, *pool_files]
     check_out(arguments.out, inputs, SUFFIXES)
     if bool(arguments.tokens) != bool(arguments.tokenizer):
         raise ValueError("--tokens and --tokenizer belong together; --documents needs neither")
-    source = read_source(arguments.input, arguments.kind)
-    pool = Pool([*source.paragraphs, *read_pool(arguments.pool)])
+    source = read_sources(files, arguments.kind)
+    pool = Pool([*source.paragraphs, *read_pool(pool_files)])
     documents = LongDocuments(pool, _tokenizer(arguments.tokenizer), arguments.repeat)
     questions = source.questions[: arguments.limit]
 
@@ -105,9 +108,16 @@ def _tokenizer(folder: Path | None):
 
 
 def _recipe(arguments: argparse.Namespace, inputs: list[Path]) -> dict[str, Any]:
+    from memrl.data.documents import FORMAT
     from memrl.files import fingerprint
 
-    recipe = {"command": arguments.kind, "input": fingerprint(inputs), "seed": arguments.seed, "repeat": arguments.repeat}
+    recipe = {
+        "command": arguments.kind,
+        "format": FORMAT,
+        "input": [f"{path.name} {fingerprint([path])}" for path in inputs],
+        "seed": arguments.seed,
+        "repeat": arguments.repeat,
+    }
     if arguments.tokens is None:
         return {**recipe, "documents": arguments.documents}
     files = [arguments.tokenizer / name for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")]

@@ -46,6 +46,10 @@ def run(arguments: argparse.Namespace) -> None:
     for name, task in tasks.items():
         if task.num_questions is not None and task.num_questions < arguments.samples:
             raise ValueError(f"--samples {arguments.samples}: {name} has {task.num_questions} questions; give that many or fewer")
+    for name, task in tasks.items():  # and both ends of the lengths: what cannot be made is told before anything is written
+        task.sample(arguments.lengths[0], 0, arguments.seed)
+        if name in ("qa_1", "qa_2"):
+            task.check(arguments.lengths[-1])
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name, task in tasks.items():
         for length in arguments.lengths:

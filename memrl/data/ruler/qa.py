@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memrl.data.documents import LongDocuments
-from memrl.data.paragraphs import Pool
+from memrl.data.paragraphs import Pool, Question
 from memrl.data.ruler.task import RESERVE
 from memrl.data.sources import read_pool, read_source
 from memrl.files import fingerprint
@@ -55,6 +55,24 @@ class QaGenerator:
         splits = repr((tokenizer.vocab_size, tokenizer.encode(pool.paragraphs[0].text), RESERVE))
         self.version = f"{FORMAT}-{fingerprint([path, *files.pool])}-{hashlib.sha256(splits.encode()).hexdigest()[:8]}"
 
+    def check(self, length: int) -> None:
+        """Tell before any sample is made that a length cannot be reached; paragraphs are counted as far as the length needs.
+
+        Raises:
+            ValueError: all paragraphs together do not fill the length, and they may not repeat.
+        """
+        if self._documents.repeat == "report":
+            return
+        needed = length - length // 100 - self._others(self._questions[0])
+        found = self._documents.pool_tokens(enough=needed)
+        if found < needed:
+            problem = f"a length of {length} needs paragraphs of {needed} tokens, and all that there are have {found}"
+            raise ValueError(f"{self.name}: {problem}; give a shorter length, more paragraphs (--pool), or --repeat report")
+
+    def _others(self, question: Question) -> int:
+        """Tokens that are kept for question, answer and prompt."""
+        return len(self._tokenizer.encode(question.question)) + self.answer_tokens + RESERVE
+
     def sample(self, length: int, index: int, seed: int) -> Sample:
         """The question number `index` of the file, a pure function of the arguments.
 
@@ -68,8 +86,7 @@ class QaGenerator:
         if not 0 <= index < self.num_questions:
             raise ValueError(f"{self.name}: there is no question {index}; the file has {self.num_questions}, counted from 0")
         question = self._questions[index]
-        question_tokens = len(self._tokenizer.encode(question.question))
-        others = question_tokens + self.answer_tokens + RESERVE
+        others = self._others(question)
         try:
             sample = self._documents.of_tokens(question, length - others, seed, slack=length // 100)
         except ValueError as error:
@@ -77,6 +94,7 @@ class QaGenerator:
             raise ValueError(f"{self.name}: {problem}") from None
         metadata = dict(sample.metadata)
         context = metadata.pop("num_tokens")
-        tokens = {"context": context, "question": question_tokens, "answer_budget": self.answer_tokens, "reserve": RESERVE}
+        asked = others - self.answer_tokens - RESERVE
+        tokens = {"context": context, "question": asked, "answer_budget": self.answer_tokens, "reserve": RESERVE}
         metadata = {"task": self.name, "length": length, "question_id": question.id, "tokens": tokens, **metadata}
         return replace(sample, id=f"{self.name}-{length}-{seed}-{index}", metadata=metadata)

@@ -14,7 +14,7 @@ from memrl.data.ruler.words import ADJECTIVES, NOUNS
 from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
 
-RESERVE = 64  # tokens kept free for a prompt's own words and its chat template
+RESERVE = 128  # tokens kept free for a prompt's own words and its chat template; ours take 65 with Qwen2.5's
 FORMAT = "1"  # raised whenever the same arguments come to mean another sample
 _MARGIN = 1.125  # another sample's random words may take more tokens
 

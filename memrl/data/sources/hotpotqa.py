@@ -7,6 +7,7 @@
 columns in place of pairs: {"title": [...], "sent_id": [...]} and {"title": [...], "sentences": [[...], ...]}.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from memrl.data.paragraphs import Paragraph, Question
@@ -15,7 +16,7 @@ from memrl.data.sources.items import Item
 Facts = dict[str, list[int]]
 
 
-def read(items: list[Item]) -> tuple[list[Question], list[Paragraph]]:
+def read(items: Iterable[Item]) -> tuple[list[Question], list[Paragraph]]:
     """The questions and all their paragraphs."""
     questions = [_question(item) for item in items]
     return questions, [paragraph for question in questions for paragraph in question.gold + question.near]

@@ -6,14 +6,17 @@
 The full version has each question twice under one id, once without what answers it.
 """
 
+from collections.abc import Iterable
+
 from memrl.data.paragraphs import Paragraph, Question
 from memrl.data.sources.items import Item
 
 
-def read(items: list[Item]) -> tuple[list[Question], list[Paragraph], int]:
+def read(items: Iterable[Item]) -> tuple[list[Question], list[Paragraph], int]:
     """The answerable questions, all paragraphs, and how many questions are left out as unanswerable."""
     questions: list[Question] = []
     paragraphs: list[Paragraph] = []
+    num_unanswerable = 0
     for item in items:
         named = item.named(item.text("id"))
         supporting = _paragraphs(named)
@@ -23,7 +26,8 @@ def read(items: list[Item]) -> tuple[list[Question], list[Paragraph], int]:
             raise named.wrong("answerable", "true or false", answerable)
         if answerable:
             questions.append(_question(named, supporting))
-    return questions, paragraphs, len(items) - len(questions)
+        num_unanswerable += not answerable
+    return questions, paragraphs, num_unanswerable
 
 
 def _paragraphs(item: Item) -> dict[Paragraph, bool]:
