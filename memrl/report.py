@@ -1,7 +1,7 @@
 """Results folders of eval.py as one report: tables in Markdown, three kinds of picture, and all numbers as JSON.
 
 python -m memrl.report results/base results/trained --out report
-python -m memrl.report results/a results/b --out report --score strict --baseline "Qwen2.5-7B-Instruct memory"
+python -m memrl.report results/a results/b --out report --score strict --baseline "Qwen2.5-7B-Instruct"
 """
 
 import argparse
@@ -25,7 +25,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         prog="python -m memrl.report",
         description="Tables and pictures of results folders of eval.py: accuracy by length with 95% intervals, "
         "paired comparison, retention of evidence per chunk, score by depth, cost, failures. A folder may still be "
-        "being written. Each method of a folder is a series.",
+        "being written. Each method of a model is a series; folders with equal settings and other tasks or lengths are joined.",
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a results folder of eval.py")
     parser.add_argument("--out", type=Path, required=True, help="folder of report.md, report.json and the PNG files")

@@ -11,9 +11,11 @@ import pytest
 from memrl.evaluation import report_numbers as numbers
 from memrl.evaluation.depth_map import depth_map, tenths
 from memrl.evaluation.plot import short_length
+from memrl.evaluation.report_pages import left_out, make_report
 from memrl.evaluation.report_tables import MOST_FAILURES, failure_table, table
-from memrl.evaluation.retention import evidence_chunk, held_shares, kept, offsets, retention
+from memrl.evaluation.retention import Kept, evidence_chunk, held_shares, is_traced, kept, offsets, retention
 from memrl.evaluation.series import Series, read_series
+from memrl.evaluation.statistics import score_interval
 from memrl.report import main
 from memrl.scores import SCORES
 
@@ -44,7 +46,7 @@ def series_of(rows, label="x"):
     cells = {}
     for row in rows:
         cells.setdefault((row["task"], row["length"]), []).append(row)
-    return Series(label, Path("x"), "x", "memory", cells)
+    return Series(label, (Path("x"),), "x", "memory", cells)
 
 
 # --- reading ------------------------------------------------------------------------------------------------
@@ -87,6 +89,54 @@ def test_each_method_is_a_series_and_labels_are_unique(tmp_path):
     same_name = write_folder(tmp_path / "c" / "a", rows[:1])
     labels = [one.label for one in read_series([first, same_name])]
     assert labels[0] == f"tiny/model memory ({first.as_posix()})" and len(set(labels)) == 3
+
+
+def configured(weights="w", versions=None, **methods):
+    return {"model_path": "/m/tiny", "weights": weights, "methods": methods, "tasks": versions or {}}
+
+
+def test_methods_are_in_the_order_of_the_settings(tmp_path):
+    rows = [make_row(method=method) for method in ("retrieval", "one_shot", "memory")]
+    config = configured(memory={"window": 1}, one_shot={}, retrieval={})
+    found = read_series([write_folder(tmp_path / "a", rows, config=config)])
+    assert [one.method for one in found] == ["memory", "one_shot", "retrieval"]
+
+
+def test_folders_of_one_model_with_other_tasks_are_one_series(tmp_path):
+    config = configured(memory={"chunk_tokens": 5})
+    a = write_folder(tmp_path / "a", [make_row(task="vt")], config=config | {"tasks": {"vt": "1"}})
+    b = write_folder(tmp_path / "b", [make_row(), make_row(length=8)], config=config | {"tasks": {"needle": "1"}})
+    (one,) = read_series([a, b])
+    assert (one.label, one.folders, one.versions) == ("model", (a, b), {"vt": "1", "needle": "1"})
+    assert list(one.rows) == [("needle", 4), ("needle", 8), ("vt", 4)]
+
+
+@pytest.mark.parametrize(
+    "config, row",
+    [
+        (configured("other", memory={}), {"length": 8}),
+        (configured(memory={"chunk_tokens": 9}), {"length": 8}),
+        (configured(memory={}, versions={"needle": "2"}), {"length": 8}),
+        (configured(memory={}) | {"decoding": {"temperature": 1.0}}, {"length": 8}),
+        (configured(), {"length": 8}),  # nobody knows the method's settings
+        (configured(memory={}, versions={"needle": "1"}), {"length": 4}),  # the same cell
+    ],
+)
+def test_folders_made_otherwise_or_with_a_common_cell_stay_apart(tmp_path, config, row):
+    a = write_folder(tmp_path / "a", [make_row()], config=configured(memory={}, versions={"needle": "1"}))
+    b = write_folder(tmp_path / "b", [make_row(**row)], config=config)
+    assert [one.label for one in read_series([a, b])] == ["model (a)", "model (b)"]
+
+
+def test_a_task_that_the_baseline_has_not_has_another_baseline_and_says_so(tmp_path):
+    a = write_folder(tmp_path / "a", [make_row(model="a")])
+    b = write_folder(tmp_path / "b", [make_row(model="b"), make_row(model="b", task="vt")])
+    c = write_folder(tmp_path / "c", [make_row(model="c", task="vt", score=0.0)])
+    assert main([*map(str, (a, b, c)), "--out", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "### needle against a\n" in text and "### vt against b\n\na has no readings of vt; b takes its place." in text
+    needle, vt = json.loads((tmp_path / "out" / "report.json").read_text())["tasks"]
+    assert (needle["baseline"], vt["baseline"], vt["differences"]["c"]["4"]["mean"]) == ("a", "b", -1.0)
 
 
 def test_rows_are_in_order_whatever_the_order_of_the_lines(tmp_path):
@@ -192,6 +242,31 @@ def test_never_noted_and_forgotten_are_told_apart():
     assert kept([make_row(held="")]) is None
 
 
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({}, True),
+        ({"held": ""}, False),  # chunks were read, and nobody looked
+        ({"held": "", "chunks": 0, "error": "RuntimeError: x"}, True),  # failed before its first chunk
+        ({"answers": ["Yes."], "held": "0000"}, False),
+        ({"answers": ["no", "Oslo"]}, True),
+        ({"answers": [], "held": "", "chunks": 0, "error": "ValueError: x"}, True),
+    ],
+)
+def test_a_reading_whose_answer_cannot_be_looked_for_is_not_traced(changes, expected):
+    assert is_traced(make_row(**changes)) is expected
+
+
+def test_questions_of_yes_and_no_are_left_out_of_retention_and_counted(tmp_path):
+    rows = [make_row(index=0), make_row(index=1, answers=["yes"], score=0.0), make_row(index=2, answers=["no"], held="")]
+    series = read_series([write_folder(tmp_path / "a", rows)])
+    (task,) = make_report(series, "strict", None, (), {}).tasks
+    label = series[0].label
+    assert task.ends[label][4] == Kept(1.0, 1.0, 1) and [point.n for point in task.curves[label][4]] == [1, 1, 1]
+    assert task.answered[label] == {4: 1.0} and task.untraced == {label: 2}
+    assert left_out(task).startswith("left out: 2 of 3 readings")
+
+
 # --- depth --------------------------------------------------------------------------------------------------
 
 
@@ -203,7 +278,11 @@ def test_depths_fall_into_tenths():
 
 def test_scores_are_means_over_the_cell_and_empty_cells_have_none():
     rows = {
-        4: [make_row(depths=[0.05]), make_row(depths=[0.09], score=0.0), make_row(depths=[0.31, 0.35, 0.95], score=0.5)],
+        4: [
+            make_row(index=0, depths=[0.05]),
+            make_row(index=1, depths=[0.09], score=0.0),
+            make_row(index=2, depths=[0.31, 0.35, 0.95], score=0.5),
+        ],
         8: [make_row(depths=[])],
     }
     found = depth_map(rows, "lenient")
@@ -212,6 +291,12 @@ def test_scores_are_means_over_the_cell_and_empty_cells_have_none():
     assert found.score[[0, 3, 9], 0].tolist() == [0.5, 0.5, 0.5]
     assert np.isnan(found.score[1, 0]) and np.isnan(found.score[:, 1]).all()
     assert depth_map({8: rows[8]}, "lenient") is None
+
+
+def test_a_sample_read_several_times_counts_once_in_its_cell():
+    rows = [make_row(index=0, repeat=k, score=float(k < 1)) for k in range(4)] + [make_row(index=1)]
+    found = depth_map({4: rows}, "strict")
+    assert (found.count[3, 0], found.score[3, 0]) == (2, pytest.approx((1 / 4 + 1) / 2))
 
 
 # --- numbers ------------------------------------------------------------------------------------------------
@@ -235,9 +320,9 @@ def test_failures_and_empty_answers_are_counted_apart():
 
 
 def test_the_interval_is_wilsons_for_0_and_1_and_never_of_no_width_for_one_value():
-    assert numbers.score_interval([1.0] * 128)[0] == pytest.approx(128 / (128 + 1.96**2), abs=1e-4)
-    assert numbers.score_interval([0.5]) == (0.0, 1.0)
-    low, high = numbers.score_interval([0.25, 0.5, 0.75] * 40)
+    assert score_interval([1.0] * 128)[0] == pytest.approx(128 / (128 + 1.96**2), abs=1e-4)
+    assert score_interval([0.5]) == (0.0, 1.0)
+    low, high = score_interval([0.25, 0.5, 0.75] * 40)
     assert 0.44 < low < 0.5 < high < 0.56
 
 
@@ -277,8 +362,8 @@ def test_costs_are_means_and_the_highest_peak():
 
 
 def test_lengths_are_short_where_that_is_exact():
-    given = [1, 512, 1024, 1536, 4096, 98304, 25600, 1048576, 1048577, 3 * 1048576]
-    assert [short_length(length) for length in given] == "1 512 1024 1536 4K 96K 25600 1M 1048577 3M".split()
+    given = [1, 512, 1024, 1536, 2048, 4096, 98304, 25600, 1048576, 1048577, 3 * 1048576]
+    assert [short_length(length) for length in given] == "1 512 1K 1536 2K 4K 96K 25600 1M 1048577 3M".split()
 
 
 def test_a_reason_with_a_bar_or_a_line_end_stays_in_its_cell():
@@ -325,6 +410,7 @@ def test_the_command_writes_tables_pictures_and_numbers(folders, tmp_path, capsy
     assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in pictures.split())
     found = json.loads((out / "report.json").read_text())
     assert [one["label"] for one in found["series"]] == ["tiny/model memory", "model one_shot"]
+    assert "are to be compared with `--score ruler`, not with strict" in text and "can disagree at the edge" in text
     needle = next(task for task in found["tasks"] if task["task"] == "needle")
     assert needle["memory"]["tiny/model memory"]["4096"] == {"ever": 1.0, "last": 1.0, "n": 6}
     assert needle["differences"]["model one_shot"]["16"]["mean"] == -0.5
@@ -342,7 +428,7 @@ def test_the_same_rows_give_the_same_bytes(folders, tmp_path):
     "arguments, message",
     [
         (["NO", "--out", "OUT"], "there is no such folder"),
-        (["A", "--out", "OUT", "--baseline", "x"], "baseline is 'x', and the series are 'tiny/model memory'; give one of them"),
+        (["A", "--out", "OUT", "--baseline", "x"], "baseline is 'x', and the series are 'tiny/model'; give one of them"),
         (["A", "--out", "A/samples.jsonl"], "is not a folder"),
         (["A", "--out", "OUT", "--score", "best"], "invalid choice: 'best'"),
         (["A"], "--out"),

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memrl.evaluation.report_numbers import sample_values
 from memrl.evaluation.series import Row
 from memrl.evaluation.tasks import Length
 
 BINS = 10
-FEW = 3  # cells with fewer readings are marked: their colour is mostly chance
+FEW = 3  # cells with fewer samples are marked: their colour is mostly chance
 
 
 @dataclass(frozen=True)
 class DepthMap:
-    """Mean score and number of readings, both [tenths, lengths]; the score is NaN where there is no reading."""
+    """Mean score and number of samples, both [tenths, lengths]; the score is NaN where there is no sample."""
 
     lengths: tuple[Length, ...]
     score: np.ndarray
@@ -32,15 +33,12 @@ def tenths(depths: Sequence[float]) -> set[int]:
 def depth_map(rows: Mapping[Length, Sequence[Row]], score: str) -> DepthMap | None:
     """Mean score by depth and length; None where no row says where its evidence is.
 
-    A reading with several pieces of evidence counts once in every tenth that holds one of them.
+    A sample with several pieces of evidence counts once in every tenth that holds one of them, with the mean over its readings.
     """
-    sums, count = np.zeros((BINS, len(rows))), np.zeros((BINS, len(rows)), dtype=np.int64)
+    mean, count = np.full((BINS, len(rows)), np.nan), np.zeros((BINS, len(rows)), dtype=np.int64)
     for column, several in enumerate(rows.values()):
-        for row in several:
-            for tenth in tenths(row["depths"]):
-                sums[tenth, column] += row[score]
-                count[tenth, column] += 1
-    if not count.any():
-        return None
-    mean = np.divide(sums, count, out=np.full_like(sums, np.nan), where=count > 0)
-    return DepthMap(tuple(rows), mean, count)
+        for tenth in range(BINS):
+            values = sample_values([row for row in several if tenth in tenths(row["depths"])], score)
+            if values:
+                mean[tenth, column], count[tenth, column] = np.mean(list(values.values())), len(values)
+    return DepthMap(tuple(rows), mean, count) if count.any() else None

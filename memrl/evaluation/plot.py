@@ -76,7 +76,7 @@ def _finish(axes, lengths: list[int], score: str, unit: str, title: str, num_lin
     if num_lines > 1:
         axes.legend(frameon=False, loc="best", fontsize=9.5)
     note = {"ha": "right", "fontsize": 7.5, "color": "#888888"}
-    axes.annotate("bands: 95% Wilson intervals", (1, -0.135), xycoords="axes fraction", **note)
+    axes.annotate("bands: 95% intervals", (1, -0.135), xycoords="axes fraction", **note)
 
 
 def length_axis(axes, lengths: Sequence[int], most: int = 14) -> None:
@@ -111,8 +111,8 @@ def unframed(axes) -> None:
 
 
 def short_length(length: int) -> str:
-    """4096 as 4K, 1048576 as 1M: K and M are powers of 1024. What is short or round as it is stays: 512, 1024, 25600."""
-    for size, suffix, least in ((1024**2, "M", 1), (1024, "K", 2)):
-        if length >= least * size and length % size == 0 and length % 100:
+    """4096 as 4K, 1048576 as 1M: K and M are powers of 1024. What is short or round as it is stays: 512, 1536, 25600."""
+    for size, suffix in ((1024**2, "M"), (1024, "K")):
+        if length >= size and length % size == 0 and length % 100:
             return f"{length // size}{suffix}"
     return str(length)

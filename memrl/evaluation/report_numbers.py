@@ -10,7 +10,7 @@ import numpy as np
 
 from memrl.evaluation.ablation_table import paired_interval
 from memrl.evaluation.series import Cell, Row, Series, cell_order
-from memrl.evaluation.statistics import Difference, bootstrap_interval, bootstrap_means, paired_bootstrap
+from memrl.evaluation.statistics import Difference, bootstrap_means, paired_bootstrap, score_interval
 from memrl.evaluation.summary import wilson_interval
 from memrl.evaluation.tasks import Length
 
@@ -52,16 +52,6 @@ def sample_values(rows: Sequence[Row], score: str) -> dict[int, float]:
     for row in rows:
         values.setdefault(row["index"], []).append(float(row[score]))
     return {index: math.fsum(several) / len(several) for index, several in values.items()}
-
-
-def score_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95% interval of a mean score: Wilson's where each value is 0 or 1, else the bootstrap's.
-
-    One value between 0 and 1 says nothing about how values vary, so its interval is all of [0, 1].
-    """
-    if all(value in (0.0, 1.0) for value in values):
-        return wilson_interval(math.fsum(values), len(values))
-    return bootstrap_interval(values) if len(values) > 1 else (0.0, 1.0)
 
 
 def score_of(rows: Sequence[Row], score: str) -> Score:
@@ -135,14 +125,14 @@ def cost_of(rows: Sequence[Row]) -> Cost:
     )
 
 
-def other_versions(series: Sequence[Series], base: Series) -> list[tuple[str, str]]:
-    """(label, task) where a task's version is not the baseline's: equal questions may come with other documents there."""
-    return [
-        (one.label, task)
-        for one in series
-        for task in sorted(one.versions.keys() & base.versions.keys())
-        if one.versions[task] != base.versions[task]
-    ]
+def baseline_of(task: str, series: Sequence[Series], chosen: Series) -> Series:
+    """What the others are compared with on a task: the chosen series, or the first that has the task where it has not."""
+    return next(one for one in (chosen, *series) if any(name == task for name, _ in one.rows))
+
+
+def has_other_version(one: Series, base: Series, task: str) -> bool:
+    """Whether a task's version is not the baseline's: equal questions may come with other documents then."""
+    return task in one.versions and task in base.versions and one.versions[task] != base.versions[task]
 
 
 def _texts(rows: Sequence[Row]) -> dict[int, tuple]:

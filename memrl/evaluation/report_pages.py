@@ -17,7 +17,7 @@ from memrl.evaluation import report_numbers as numbers
 from memrl.evaluation import report_tables as tables
 from memrl.evaluation.depth_map import DepthMap, depth_map
 from memrl.evaluation.report_plots import Panel, plot_depths, plot_retention, plot_scores
-from memrl.evaluation.retention import Kept, Point, kept, retention
+from memrl.evaluation.retention import Kept, Point, is_traced, kept, retention
 from memrl.evaluation.series import Series
 from memrl.evaluation.statistics import Difference
 from memrl.evaluation.tasks import Length
@@ -31,16 +31,22 @@ class TaskNumbers:
     """All that the report says about one task; every mapping is by series and length.
 
     Attributes:
+        baseline: what the other series are compared with: the report's baseline, if that has the task.
         ends: what the memory ever held and what it held at the end.
+        answered: mean scores of the readings that `ends` is about.
+        untraced: how many readings are left out of `curves` and `ends`, see `is_traced`.
     """
 
     name: str
     unit: str
+    baseline: Series
     scores: dict[str, dict[Length, numbers.Score]] = field(default_factory=dict)
     differences: dict[str, dict[Length, Difference | None]] = field(default_factory=dict)
     costs: dict[str, dict[Length, numbers.Cost]] = field(default_factory=dict)
     curves: dict[str, dict[Length, list[Point]]] = field(default_factory=dict)
     ends: dict[str, dict[Length, Kept]] = field(default_factory=dict)
+    answered: dict[str, dict[Length, float]] = field(default_factory=dict)
+    untraced: dict[str, int] = field(default_factory=dict)
     depths: dict[str, DepthMap] = field(default_factory=dict)
 
 
@@ -67,7 +73,8 @@ def make_report(
     """All numbers of a report.
 
     Args:
-        baseline: label of the series that the others are compared with; None is the first.
+        baseline: label of the series that the others are compared with; None is the first. On a task that it has not, the
+            first series that has it takes its place.
         ruler: names of the tasks that are averaged, as far as they are there.
         units: what a task's lengths count, by name.
 
@@ -88,7 +95,8 @@ def make_report(
 
 
 def _task_numbers(task: str, series: Sequence[Series], base: Series, score: str, unit: str) -> TaskNumbers:
-    result = TaskNumbers(task, unit)
+    base = numbers.baseline_of(task, series, base)
+    result = TaskNumbers(task, unit, base)
     for one in series:
         rows = {length: several for (name, length), several in one.rows.items() if name == task}
         if not rows:
@@ -97,10 +105,13 @@ def _task_numbers(task: str, series: Sequence[Series], base: Series, score: str,
         result.costs[one.label] = {length: numbers.cost_of(several) for length, several in rows.items()}
         if one is not base:
             result.differences[one.label] = {length: numbers.compare(one, base, (task, length), score) for length in rows}
-        ends = {length: end for length, several in rows.items() if (end := kept(several)) is not None}
+        traced = {length: [row for row in several if is_traced(row)] for length, several in rows.items()}
+        ends = {length: end for length, several in traced.items() if (end := kept(several)) is not None}
         if ends:
             result.ends[one.label] = ends
-            curves = {length: retention(rows[length]) for length in ends}
+            result.answered[one.label] = {length: numbers.score_of(traced[length], score).mean for length in ends}
+            result.untraced[one.label] = sum(len(rows[length]) - len(traced[length]) for length in rows)
+            curves = {length: retention(traced[length]) for length in ends}
             result.curves[one.label] = {length: points for length, points in curves.items() if points}
         if (depths := depth_map(rows, score)) is not None:
             result.depths[one.label] = depths
@@ -135,11 +146,12 @@ def _draw(report: Report, out: Path) -> list[tuple[str, str]]:
         safe = re.sub(r"[^A-Za-z0-9_.-]", "_", task.name)
         if task.ends:
             ends = {
-                label: {length: (end, task.scores[label][length].mean) for length, end in line.items()}
+                label: {length: (end, task.answered[label][length]) for length, end in line.items()}
                 for label, line in task.ends.items()
             }
             name = f"retention_{safe}.png"
-            plot_retention(out / name, task.curves, ends, task.name, task.unit, report.score)
+            note = left_out(task)
+            plot_retention(out / name, task.curves, ends, task.name, task.unit, report.score, note)
             pictures.append((name, f"{task.name}: is the gold answer in the memory?"))
         if task.depths:
             plot_depths(out / f"depth_{safe}.png", task.depths, task.name, task.unit, report.score)
@@ -147,8 +159,17 @@ def _draw(report: Report, out: Path) -> list[tuple[str, str]]:
     return pictures
 
 
+def left_out(task: TaskNumbers) -> str:
+    """What the picture of retention does not show, in words; empty where it shows all readings."""
+    count = sum(task.untraced.values())
+    if not count:
+        return ""
+    readings = sum(score.readings for label in task.ends for score in task.scores[label].values())
+    return f"left out: {count:,} of {readings:,} readings,\nwhose gold answers (yes, no) have no words to look for"
+
+
 def _text(report: Report, pictures: Sequence[tuple[str, str]]) -> str:
-    first = [[one.label, one.method, one.folder.as_posix(), f"{sum(map(len, one.rows.values())):,}"] for one in report.series]
+    first = [[one.label, one.method, _folders(one), f"{sum(map(len, one.rows.values())):,}"] for one in report.series]
     parts = [
         "# Evaluation",
         f"Score: {report.score}, in %. [a, b] is a 95% interval over samples: Wilson's where each sample's score is 0 or 1, "
@@ -161,6 +182,8 @@ def _text(report: Report, pictures: Sequence[tuple[str, str]]) -> str:
         unit = report.units.get(report.averaged[0], "")
         parts += [f"### Average of {len(report.averaged)} RULER tasks", tables.score_table(report.average, unit)]
         parts += [f"Averaged: {', '.join(report.averaged)}; a length stands here where a series has all of them."]
+        if report.score != "ruler":
+            parts[-1] += f" RULER's published averages are to be compared with `--score ruler`, not with {report.score}."
     for task in report.tasks:
         parts += [f"### {task.name}", tables.score_table(task.scores, task.unit)]
     if len(report.series) > 1:
@@ -183,16 +206,22 @@ def _text(report: Report, pictures: Sequence[tuple[str, str]]) -> str:
 
 def _comparisons(report: Report) -> list[str]:
     parts = [
-        f"## Compared with {report.baseline.label}",
-        "Points above or below it on the samples that both have, [95% interval] and the two-sided p-value of the sign-flip test. "
+        "## Compared in pairs",
+        f"Points above or below {report.baseline.label} on the samples that both have, [95% interval] and the two-sided p-value "
+        "of the sign-flip test. Interval and p-value are two methods, which can disagree at the edge where samples are few. "
         "The p-values are not corrected for their number: of twenty comparisons without a difference one is expected below 0.05.",
     ]
-    for label, task in numbers.other_versions(report.series, report.baseline):
-        parts.append(f"**{label}**: its {task} has another version; equal questions may come with other documents.")
     for task in report.tasks:
         lines = {label: line for label, line in task.differences.items() if any(line.values())}
         if lines:
-            parts += [f"### {task.name} against {report.baseline.label}", tables.comparison_table(lines, task.unit)]
+            parts.append(f"### {task.name} against {task.baseline.label}")
+            if task.baseline is not report.baseline:
+                parts.append(f"{report.baseline.label} has no readings of {task.name}; {task.baseline.label} takes its place.")
+            for one in report.series:
+                if one.label in lines and numbers.has_other_version(one, task.baseline, task.name):
+                    what = f"its {task.name} has another version; equal questions may come with other documents."
+                    parts.append(f"**{one.label}**: {what}")
+            parts.append(tables.comparison_table(lines, task.unit))
     return parts
 
 
@@ -205,7 +234,7 @@ def _as_json(report: Report) -> dict[str, Any]:
                 "label": one.label,
                 "model": one.model,
                 "method": one.method,
-                "folder": one.folder.as_posix(),
+                "folders": [folder.as_posix() for folder in one.folders],
                 "readings": sum(map(len, one.rows.values())),
                 "failures": tables.failures_of(one),
             }
@@ -216,11 +245,13 @@ def _as_json(report: Report) -> dict[str, Any]:
             {
                 "task": task.name,
                 "unit": task.unit,
+                "baseline": task.baseline.label,
                 "scores": _plain(task.scores),
                 "differences": _plain(task.differences),
                 "costs": _plain(task.costs),
                 "retention": _plain(task.curves),
                 "memory": _plain(task.ends),
+                "untraced": task.untraced,
                 "depths": _plain(task.depths),
             }
             for task in report.tasks
@@ -239,6 +270,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _folders(one: Series) -> str:
+    return ", ".join(folder.as_posix() for folder in one.folders)
 
 
 def _alt(text: str) -> str:

@@ -73,6 +73,7 @@ def _draw_scores(axes, panel: Panel, labels: Sequence[str], most: int) -> None:
         axes.plot(x * shift, mean, linestyle=_style(number), linewidth=1.9, zorder=3, **style)
     percent_axis(axes)
     axes.tick_params(labelsize=8.5)
+    axes.tick_params(axis="x", pad=7)  # markers at 0% reach below the axis
     axes.set_title(panel.title, loc="left", fontsize=10.5, fontweight="bold")
     if numeric:
         length_axis(axes, numeric, most)
@@ -89,12 +90,14 @@ def plot_retention(
     title: str,
     unit: str,
     score: str,
+    note: str = "",
 ) -> None:
     """Write a PNG with two panels per series: what happens to evidence after it was read, and what is left at the end.
 
     Args:
         curves: by series and length, what is held so many chunks after the evidence.
         ends: by series and length, what was ever held and what is held at the end, and the mean score.
+        note: what the picture does not show; stands over the legend.
     """
     lengths = sorted({length for line in ends.values() for length in line}, key=lambda length: (isinstance(length, str), length))
     pairs = 1 if len(ends) <= 3 else 2
@@ -123,7 +126,8 @@ def plot_retention(
     patches = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in (_NEVER, _LOST, _HELD)]
     dot = plt.Line2D([], [], color="black", marker="D", markersize=5, linestyle="none", markeredgecolor="white")
     names = ["never in memory", "in memory once, then lost", "in memory at the end", f"answered right ({score})"]
-    figure.legend([*patches, dot], names, loc="outside lower right", ncols=2, frameon=False, fontsize=8)
+    figure.legend([*patches, dot], names, loc="outside lower right", ncols=2, frameon=False, fontsize=8, title=note or None,
+                  title_fontsize=8, alignment="left")  # fmt: skip
     _write(plt, figure, path)
 
 
@@ -160,6 +164,7 @@ def _draw_ends(axes, ends: Mapping[Length, tuple[Kept, float]], lengths: Sequenc
         axes.plot(place, 100 * right, "D", color="black", markersize=5, markeredgecolor="white", clip_on=False, zorder=4)
     percent_axis(axes)
     axes.tick_params(labelsize=8.5)
+    axes.tick_params(axis="x", pad=7)
     axes.grid(visible=False)
     every = -(-len(lengths) // 8)
     places = range(0, len(lengths), every)
@@ -173,7 +178,7 @@ def _draw_ends(axes, ends: Mapping[Length, tuple[Kept, float]], lengths: Sequenc
 def plot_depths(path: Path, maps: Mapping[str, DepthMap], title: str, unit: str, score: str) -> None:
     """Write a PNG with one heat map per series: tenths of the depth downwards, lengths to the right, all on one colour scale."""
     most = max(len(depths.lengths) for depths in maps.values())
-    columns = min(len(maps), 4 if most <= 5 else 3 if most <= 8 else 2)
+    columns = min(len(maps), 4 if most <= 5 else 3 if most <= 8 else 2 if most <= 10 or len(maps) > 3 else 1)
     rows = -(-len(maps) // columns)
     width = max(2.6, 0.44 * most + 1.0)
     size = (max(width * columns + 1.1, 6.2), 3.3 * rows + 0.8)
@@ -196,7 +201,7 @@ def plot_depths(path: Path, maps: Mapping[str, DepthMap], title: str, unit: str,
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0)
     figure.suptitle(f"{title}: score by depth and length", x=0.006, ha="left", fontsize=12.5, fontweight="bold")
-    note = f"numbers: readings in the cell; hatched: fewer than {FEW}; white: none"
+    note = f"numbers: samples in the cell; hatched: fewer than {FEW}; white: none"
     figure.supxlabel(note, fontsize=8, color=SOFT, x=0.006, ha="left")
     _write(plt, figure, path)
 
@@ -273,4 +278,4 @@ def _length_label(unit: str) -> str:
 
 
 def _line_title(unit: str) -> str:
-    return f"lines: document length in {unit}" if unit else "lines: document length"
+    return f"lines: length in {unit}" if unit else "lines: document length"

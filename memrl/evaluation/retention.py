@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memrl.evaluation.series import Row
+from memrl.pages.evidence import is_traceable
 
 MIN_READINGS, MIN_SHARE = 5, 0.1  # fewer readings that go on so long after their evidence make no point of a curve
 DRIFT = 0.1  # how unevenly characters are spread over a document's chunks, as a share of a chunk's characters
@@ -38,6 +39,12 @@ class Kept:
     ever: float
     last: float
     n: int
+
+
+def is_traced(row: Row) -> bool:
+    """Whether `held` can tell what the memory held: not where chunks were read without it, and not if the gold answers are "yes"
+    or "no", whose words stand everywhere."""
+    return bool(row["held"] or not row["chunks"]) and (not row["answers"] or any(map(is_traceable, row["answers"])))
 
 
 def held_shares(row: Row) -> np.ndarray:
@@ -89,6 +96,9 @@ def retention(rows: Sequence[Row]) -> list[Point]:
     At 0 the chunk that holds the (last piece of) evidence has just been read. A reading counts at an offset if its document goes
     on for so long, so there are fewer the larger it is; offsets with fewer than a tenth of the readings, or than MIN_READINGS if
     there are so many, are left out. Failed readings count as far as they came.
+
+    Args:
+        rows: those that are traced (`is_traced`).
     """
     aligned = [held_shares(row)[chunk:] for row in rows if (chunk := evidence_chunk(row)) is not None]
     if not aligned:
@@ -106,6 +116,9 @@ def kept(rows: Sequence[Row]) -> Kept | None:
     """What the memory ever held, and what it held at the end; None where no row has a memory.
 
     Readings that failed before their first chunk count as never having held anything, because their answers count as wrong.
+
+    Args:
+        rows: those that are traced (`is_traced`).
     """
     if not any(row["held"] for row in rows):
         return None

@@ -1,7 +1,7 @@
-"""Results folders read back for the report: one series per folder, model and method, every reading once.
+"""Results folders read back for the report: one series per model and method, every reading once.
 
 A folder may still be being written. Its rows may stand in one file or in one per process (`samples*.jsonl`), and its last lines
-may be torn.
+may be torn. What one model did on some tasks in one folder and on others in another is one series.
 """
 
 from __future__ import annotations
@@ -33,22 +33,26 @@ class Series:
 
     Attributes:
         label: unique among the series of a report.
+        folders: those that the rows are from; more than one where folders of one model and method share no task and length.
         rows: the readings by (task, length), each list ordered by index and repeat; without prompts, responses and memories.
         versions: of the tasks, by name, as the folder's settings give them.
+        settings: what the answers depend on besides the tasks, as JSON; empty where the folder does not say so.
     """
 
     label: str
-    folder: Path
+    folders: tuple[Path, ...]
     model: str
     method: str
     rows: dict[Cell, list[Row]] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
+    settings: str = ""
 
 
 def read_series(folders: Sequence[str | Path]) -> list[Series]:
-    """All series of the folders, in their order, methods in the order of their first row.
+    """All series of the folders, in their order, methods in the order of the folder's settings.
 
-    Of two rows about one reading the later counts, but a failure never replaces an answer.
+    Of two rows about one reading the later counts, but a failure never replaces an answer. Series of one model and method with
+    the same settings and versions of tasks are joined, unless a task and length stands in several of them.
 
     Raises:
         ValueError: no such folder, one given twice, no rows, a damaged line, or rows of an earlier format; names the file.
@@ -59,17 +63,23 @@ def read_series(folders: Sequence[str | Path]) -> list[Series]:
         if sum(other.resolve() == path.resolve() for other in paths) > 1:
             raise ValueError(f"{path} is given twice; give each results folder once")
         found += _read_folder(path)
+    found = _joined(found)
     for series, label in zip(found, unique_labels(found), strict=True):
         series.label = label
     return found
 
 
 def unique_labels(series: Sequence[Series]) -> list[str]:
-    """Model and method; where that is not unique the results folder's name as well, or else its path, or else a number."""
+    """The model, and the method where there are several; where that is not unique the folder's name as well, or its path."""
+    has_methods = len({one.method for one in series}) > 1
+
+    def name(one: Series) -> str:
+        return f"{one.model} {one.method}" if has_methods else one.model
+
     forms = (
-        lambda one: f"{one.model} {one.method}",
-        lambda one: f"{one.model} {one.method} ({one.folder.name})",
-        lambda one: f"{one.model} {one.method} ({one.folder.as_posix()})",
+        name,
+        lambda one: f"{name(one)} ({' + '.join(folder.name for folder in one.folders)})",
+        lambda one: f"{name(one)} ({' + '.join(folder.as_posix() for folder in one.folders)})",
     )
     labels = []
     for one in series:
@@ -78,6 +88,28 @@ def unique_labels(series: Sequence[Series]) -> list[str]:
                 break
         labels.append(form(one))
     return labels
+
+
+def _joined(found: Sequence[Series]) -> list[Series]:
+    groups: dict[tuple, list[Series]] = {}
+    for number, one in enumerate(found):
+        # Without settings nobody knows whether two folders hold the same model's answers.
+        key = (one.model, one.method, one.settings) if one.settings else (number,)
+        groups.setdefault(key, []).append(one)
+    result = []
+    for group in groups.values():
+        cells = [cell for one in group for cell in one.rows]
+        versions = {(task, json.dumps(version)) for one in group for task, version in one.versions.items()}
+        if len(set(cells)) < len(cells) or len({task for task, _ in versions}) < len(versions):
+            result += group
+            continue
+        rows = {cell: rows for one in group for cell, rows in one.rows.items()}
+        first = group[0]
+        first.rows = {cell: rows[cell] for cell in sorted(rows, key=cell_order)}
+        first.folders = tuple(folder for one in group for folder in one.folders)
+        first.versions = {task: version for one in group for task, version in one.versions.items()}
+        result.append(first)
+    return result
 
 
 def _read_folder(folder: Path) -> list[Series]:
@@ -100,12 +132,26 @@ def _read_folder(folder: Path) -> list[Series]:
     for row in readings.values():
         identity = row["model"], row["method"]
         if identity not in series:
-            model, versions = _model_name(row["model"], config), config.get("tasks")
-            series[identity] = Series("", folder, model, row["method"], versions=versions if isinstance(versions, dict) else {})
+            series[identity] = _new_series(folder, row, config)
         series[identity].rows.setdefault((row["task"], row["length"]), []).append(row)
     for one in series.values():
         one.rows = {cell: sorted(one.rows[cell], key=_order) for cell in sorted(one.rows, key=cell_order)}
-    return list(series.values())
+    order = list(_mapping(config, "methods"))
+    return sorted(series.values(), key=lambda one: order.index(one.method) if one.method in order else len(order))
+
+
+def _new_series(folder: Path, row: Row, config: Mapping[str, Any]) -> Series:
+    methods = _mapping(config, "methods")
+    # Where the model is makes no difference to its answers.
+    shared = {name: value for name, value in config.items() if name not in ("tasks", "methods", "model_path", "endpoint")}
+    settings = json.dumps([shared, methods[row["method"]]], sort_keys=True) if row["method"] in methods else ""
+    model = _model_name(row["model"], config)
+    return Series("", (folder,), model, row["method"], versions=_mapping(config, "tasks"), settings=settings)
+
+
+def _mapping(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = config.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def cell_order(cell: Cell) -> tuple:

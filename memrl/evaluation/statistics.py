@@ -1,6 +1,6 @@
 """How certain is a mean score, and is one model better than another on the same samples?
 
-Four functions share this work, and each is right somewhere:
+Four functions share this work, and each is right somewhere; `score_interval` chooses between the first two:
 
     wilson_interval (summary.py)           the values are 0 or 1 and each sample was read once
     bootstrap_interval (here)              the values are fractions: f1, RULER's score, means over repeats
@@ -48,6 +48,19 @@ def bootstrap_interval(values: Sequence[float], samples: int = 10_000, seed: int
         ValueError: no values, one that is not finite, or a level outside of (0, 1).
     """
     return _interval(bootstrap_means(values, samples, seed), level)
+
+
+def score_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95% interval of a mean score: Wilson's where each value is 0 or 1, else the bootstrap's.
+
+    One value between 0 and 1 says nothing about how values vary, so its interval is all of [0, 1].
+    """
+    # summary.py imports this module.
+    from memrl.evaluation.summary import wilson_interval
+
+    if all(value in (0.0, 1.0) for value in values):
+        return wilson_interval(math.fsum(values), len(values))
+    return bootstrap_interval(values) if len(values) > 1 else (0.0, 1.0)
 
 
 def bootstrap_means(values: Sequence[float], samples: int = 10_000, seed: int = 0) -> np.ndarray:
