@@ -36,7 +36,7 @@ class EvalOptions:
     seed: int = 0
     """Which documents, and all randomness of sampling."""
     out: str | None = None
-    """Folder of the results; `eval` beside the model folder if not given."""
+    """Folder of the results; if not given, eval/NAME beside the model folder, or ./eval/NAME with an endpoint."""
     resume: Literal["auto", "no"] = "auto"
     """auto adds to what the folder holds; no refuses a folder with results."""
     label: str | None = None
@@ -57,7 +57,8 @@ def parse(arguments: list[str] | None) -> list:
         prog="eval.py",
         usage="eval.py --model DIR [--task NAME[,NAME]] [--lengths 8k,32k] [--methods NAME[,NAME]] [--samples N] [--out DIR] ...",
         description="Measure a model by document length: a table with 95% intervals, samples.jsonl, summary.json and "
-        "accuracy.png. The same command again continues where it was stopped.",
+        "accuracy.png. The same command again continues where it was stopped: finished readings are kept, and those under way, "
+        "up to max_rows, begin again. With fewer readings than max_rows none is finished until shortly before the end.",
     )
     parser.add_argument("--config", action="config", help="a YAML file with any of the settings below")
     for kind in kinds:
@@ -67,20 +68,22 @@ def parse(arguments: list[str] | None) -> list:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code: 0, 1 where the endpoint went away or rows are missing in the end, 130 after Ctrl-C, 2 for mistakes."""
+    """The exit code: 0, 1 where the endpoint or a rank went away or rows are missing, 130 after Ctrl-C, 2 for mistakes."""
     options = parse(arguments)
     from memrl.evaluation.command import IncompleteError, open_evaluation
 
-    try:
-        with user_errors():
+    evaluation = None
+    with user_errors():
+        try:
             evaluation = open_evaluation(*options)
-        evaluation.run()
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
-        return 130
-    except (ConnectionError, IncompleteError) as error:
-        print(f"error: {error}; the same command continues", file=sys.stderr)
-        return 1
+            evaluation.run()
+        except KeyboardInterrupt:
+            kept = "the same command continues" if evaluation is None else evaluation.kept()
+            print(f"interrupted; {kept}", file=sys.stderr)
+            return 130
+        except (ConnectionError, IncompleteError) as error:  # a ConnectionError is an OSError, but no mistake
+            print(f"error: {error}; the same command continues", file=sys.stderr)
+            return 1
     return 0
 
 

@@ -226,7 +226,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=16, help=f"turns; a multiple of {ROWS_AT_A_TIME}")
     parser.add_argument("--prompt", type=int, nargs=2, default=[512, 2048], metavar=("LEAST", "MOST"))
     parser.add_argument("--response", type=int, nargs=2, default=[16, 256], metavar=("LEAST", "MOST"))
-    parser.add_argument("--micro-batch-tokens", type=int, default=4096, help="memrl's bound (default 4096)")
+    parser.add_argument("--micro-batch-tokens", type=int, default=2304, help="memrl's bound (default 2304, the longest turn)")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of both sides")
     parser.add_argument("--trl-dtype", choices=("bfloat16", "float32"), help="of TRL alone; default: --dtype")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))

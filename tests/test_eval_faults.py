@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -83,13 +84,13 @@ def test_other_settings_are_refused_naming_them(tmp_path):
         ({"methods": {"memory": {"chunk_tokens": 6}}}, r"methods\.memory\.chunk_tokens \(5 there, 6 now\)"),
         ({"seed": 1, "weights": "x"}, r"seed .*weights"),
         ({"tasks": {"words": "2"}}, r"tasks\.words"),
-        ({"endpoint": "http://there"}, r"endpoint \(null there"),
+        ({"served_model": "its name"}, r"served_model \(null there"),
     ):
         with pytest.raises(ValueError, match=named):
             Results(tmp_path, SETTINGS | changed)
     with pytest.raises(ValueError, match="already holds results"):
         Results(tmp_path, SETTINGS, resume=False)
-    added = {"model_path": "moved", "tasks": {"other": "1"}, "methods": {"retrieval": {"tokens": 9}}}
+    added = {"model_path": "moved", "endpoint": "http://there", "tasks": {"other": "1"}, "methods": {"retrieval": {"tokens": 9}}}
     with Results(tmp_path, SETTINGS | added) as results:
         assert len(results.rows) == 1
     config = json.loads((tmp_path / "eval_config.json").read_text())
@@ -190,6 +191,69 @@ def test_a_rank_that_outlived_its_command_keeps_the_folder(tmp_path):
         with pytest.raises(ValueError, match="another process"):
             Results(tmp_path, SETTINGS)
     assert len(Results(tmp_path, SETTINGS).rows) == 1
+
+
+def test_a_rank_without_rank_0s_folder_says_what_is_missing(tmp_path):
+    with pytest.raises(ValueError, match=r"rank 3 finds no folder .*elsewhere; give an --out on a disk that all machines share"):
+        RankResults(tmp_path / "elsewhere", 3)
+
+
+def run_ranks(code: str, numbers=(0, 1)) -> list[tuple[int, str]]:
+    """Exit code and output of processes that are these ranks of two, each with `ranks` at hand."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    head = "from datetime import timedelta; from memrl.evaluation import ranks as module; ranks = module.Ranks.of_environment()\n"
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", head + code],
+            cwd=ROOT,
+            env=os.environ | address | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in numbers
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
+
+
+def test_rank_0_does_nothing_before_the_ranks_have_found_each_other():
+    code = """module.TIMEOUT = timedelta(seconds=2)
+try:
+    ranks.from_rank_0(lambda: print("made"))
+except ConnectionError as error:
+    print("error:", error)
+"""
+    ((_, printed),) = run_ranks(code, numbers=[0])
+    assert "error: the ranks of torchrun do not find each other" in printed and "made" not in printed
+
+
+def test_ranks_wait_longer_for_each_other_than_they_take_to_connect():
+    code = """import time
+module.TIMEOUT = timedelta(seconds=8)
+def make():
+    time.sleep(9)
+    return "rows"
+print(ranks.from_rank_0(make))
+ranks.close()
+"""
+    assert [(code, printed.splitlines()[-1]) for code, printed in run_ranks(code)] == [(0, "rows")] * 2
+
+
+def test_a_rank_that_ends_early_ends_the_waiting_of_the_others():
+    code = """ranks.from_rank_0(lambda: None)
+if ranks.rank:
+    module.os._exit(1)
+try:
+    ranks.wait()
+except ConnectionError as error:
+    print("error:", error)
+"""
+    (code, printed), _ = run_ranks(code)
+    assert code == 0 and "error: another rank of torchrun has ended" in printed
 
 
 def test_each_rank_of_a_machine_has_a_device_of_its_own(monkeypatch):

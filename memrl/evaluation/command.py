@@ -67,6 +67,18 @@ class Evaluation:
         if self.results is not None:
             self._tell(time.monotonic() - began)
 
+    def kept(self) -> str:
+        """For who interrupts it: what is finished, and what will be read again."""
+        if self.results is None:
+            return "the same command continues"
+        finished = self.results.finished
+        done = sum(key in finished for key in self.keys)
+        others = " (and what other ranks finished)" if self.ranks.world > 1 else ""
+        return (
+            f"{done} of {len(self.keys)} readings are finished{others}; the same command continues. Readings under way, up "
+            "to --max_rows, begin again: a smaller one loses less"
+        )
+
     def _read(self) -> None:
         mine = share_of(self.left, self.tasks, self.ranks.rank, self.ranks.world)
         turns = [self.methods[key.method].num_turns(self.tasks[key.task].num_tokens(key.length)) for key in mine]
@@ -113,30 +125,38 @@ class Evaluation:
                 f"{len(missing)} of {len(self.keys)} readings are missing, {tuple(missing[0])} first; is {self.folder} on a disk "
                 "that all machines share?"
             )
-        rows = [self.results.rows[key] for key in self.keys]
+        rows = list(self.results.rows.values())  # those of earlier commands too: the files of a folder tell of all of it
         summary = [entry | cost for entry, cost in zip(summarize(rows), summarize_costs(rows), strict=True)]
         summary = [{"model": self.target.label, **entry} for entry in summary]
         write_summary(summary, self.folder / "summary.json")
-        self._plot(summary)
         if self.left:
             print(_pace([self.results.rows[key] for key in self.left], seconds))
-        print_table(summary, {task.name: task.length_unit for task in self.tasks.values()})
-        _print_wrong(rows)
+        units = _units(summary)
+        print_table(summary, units)
+        asked = [self.results.rows[key] for key in self.keys]
+        _print_wrong(asked)
+        _print_cut(asked)
+        self._plot(summary, units)
         print(f"results: {self.folder}")
 
-    def _plot(self, summary: list[dict[str, Any]]) -> None:
-        units = {task.length_unit: "" for task in self.tasks.values() if task.length_unit}
-        shown = [entry for entry in summary if self.tasks[entry["task"]].length_unit]
+    def _plot(self, summary: list[dict[str, Any]], units: dict[str, str]) -> None:
+        path = self.folder / "accuracy.png"
+        num_methods = len({entry["method"] for entry in summary})
         series: dict[str, list] = {}
-        for entry in shown:
-            name = entry["task"] if len(self.methods) == 1 else f"{entry['task']}, {entry['method']}"
-            series.setdefault(name, []).append(entry)
-        if len(units) != 1 or len(series) > MOST_LINES:
-            return  # python -m memrl.report draws these
+        for entry in summary:
+            if units[entry["task"]]:
+                name = entry["task"] if num_methods == 1 else f"{entry['task']}, {entry['method']}"
+                series.setdefault(name, []).append(entry)
+        named = sorted({unit for unit in units.values() if unit})
+        if len(named) != 1 or len(series) > MOST_LINES:
+            path.unlink(missing_ok=True)  # an earlier command's, which shows a part alone
+            if series:
+                why = f"lengths in {' and '.join(named)}" if len(named) > 1 else f"{len(series)} lines"
+                print(f"no {path.name} for {why}; draw them with python -m memrl.report {self.folder} --out DIR")
+            return
         from memrl.evaluation.plot import plot_accuracy
 
-        title = f"{self.target.label}: accuracy by document length"
-        plot_accuracy(self.folder / "accuracy.png", series, unit=next(iter(units)), title=title)
+        plot_accuracy(path, series, unit=named[0], title=f"{self.target.label}: accuracy by document length")
 
 
 def open_evaluation(
@@ -185,6 +205,15 @@ def open_evaluation(
     return Evaluation(options, target, tasks, methods, keys, left, folder, ranks, results, llm)
 
 
+def _units(summary: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """What each task's lengths count, those of earlier commands included; "" for files."""
+    from memrl.data.ruler import TASKS
+    from memrl.report import UNITS
+
+    known = {**dict.fromkeys(TASKS, "tokens"), **UNITS}
+    return {entry["task"]: known.get(entry["task"], "") if isinstance(entry["length"], int) else "" for entry in summary}
+
+
 def _check_documents(tasks: dict[str, Task], left: Sequence[Key], seed: int) -> None:
     for task in tasks.values():
         lengths = sorted({key.length for key in left if key.task == task.name}, key=str)
@@ -225,3 +254,14 @@ def _print_wrong(rows: list[Row], limit: int = 5) -> None:
         print(f"{len(failed)} failed: they count as wrong, and the same command runs them again")
     if empty:
         print(f"{len(empty)} answers are empty: they count as wrong")
+
+
+def _print_cut(rows: list[Row]) -> None:
+    """Where one-shot reading did not see all of the document."""
+    cut = [row for row in rows if row["method"] == "one_shot" and row["cut_tokens"]]
+    if cut:
+        least = min(row["length"] for row in cut)
+        print(
+            f"one_shot: the middle of {len(cut)} documents was left out, from length {least} on; the window also holds "
+            "agent.answer_tokens for the answer"
+        )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memrl.pages.evidence import find_answers
+from memrl.pages.evidence import find_answers, is_traceable
 from memrl.scores import SCORES, score_response
 from memrl.types import Sample, Turn
 from memrl.verify import extract_answer
@@ -25,7 +26,7 @@ class Meter:
 
     Attributes:
         chunks: memory turns so far.
-        held: one digit per memory turn, see `held_digit`.
+        held: one digit per memory turn, see `held_digit`; "" where no gold answer can be traced.
         memory: the last memory.
         prompt_tokens, response_tokens: of all turns.
     """
@@ -59,13 +60,18 @@ class Meter:
 def held_digit(memory: str, answers: Sequence[str], match: str) -> str:
     """floor(9 s), where s is the share of the gold answers that stand word for word in the memory; "any" has 0 and 1 alone.
 
+    Answers whose words tell nothing (yes, no) do not count; "" where there are no others.
+
     >>> held_digit("red fox, grey owl", ["red fox", "blue hen"], "all"), held_digit("a red fox", ["red fox", "owl"], "any")
     ('4', '9')
     """
+    traced = [answer for answer in answers if is_traceable(answer)]
+    if not traced:
+        return ""
     if match == "any":
-        return str(HELD_STEPS * bool(find_answers(memory, answers)))
-    held = sum(bool(find_answers(memory, [answer])) for answer in answers)
-    return str(HELD_STEPS * held // max(1, len(answers)))
+        return str(HELD_STEPS * bool(find_answers(memory, traced)))
+    held = sum(bool(find_answers(memory, [answer])) for answer in traced)
+    return str(HELD_STEPS * held // len(traced))
 
 
 async def measure(
@@ -81,17 +87,20 @@ async def measure(
     answer every score is 0. `seconds` are those of the clock, while the sampler worked for others too; `peak_gib` is the most
     that this process held up to then (of the GPU where there is one, null where the model runs elsewhere).
 
+    `cut_tokens` are those of the document that the method left out of sight.
+
     Args:
         identity: all that the reading's randomness depends on.
     """
     meter = Meter(sample, on_turn)
     session = llm.session(*identity, on_turn=meter)
-    response, memory, error, tokens = "", None, None, 0
+    response, memory, error, tokens, cut = "", None, None, 0, 0
     began = time.perf_counter()
     try:
         tokens = len(session.encode(sample.context)) if sample.context.strip() else 0
         trajectory = await method.run(session, sample)
         response, memory = trajectory.response, trajectory.memory
+        cut = int(trajectory.scores.get("cut_tokens", 0))
     except Exception as problem:
         error = one_line(problem)
     seconds = time.perf_counter() - began
@@ -103,6 +112,7 @@ async def measure(
         **score_response(response, sample.answers, sample.match),
         "chunks": meter.chunks,
         "tokens": tokens,
+        "cut_tokens": cut,
         "prompt_tokens": meter.prompt_tokens,
         "response_tokens": meter.response_tokens,
         "seconds": round(seconds, 3),
@@ -119,7 +129,7 @@ def unread(sample_id: str, problem: Exception) -> dict[str, Any]:
         **describe(Sample(sample_id, "", "")),
         **{"response": "", "answer": "", "memory": ""},
         **dict.fromkeys(SCORES, 0.0),
-        **dict.fromkeys(("chunks", "tokens", "prompt_tokens", "response_tokens"), 0),
+        **dict.fromkeys(("chunks", "tokens", "cut_tokens", "prompt_tokens", "response_tokens"), 0),
         **{"seconds": 0.0, "peak_gib": None, "depths": [], "held": "", "error": one_line(problem)},
     }
 
@@ -138,8 +148,10 @@ def depths_of(sample: Sample) -> list[float]:
 
 
 def one_line(problem: Exception) -> str:
-    reason = str(problem).strip().splitlines()
-    return f"{type(problem).__name__}: {reason[0]}" if reason else type(problem).__name__
+    """Why a reading failed; without how often an endpoint was asked, so that one kind of failure has one text."""
+    lines = str(problem).strip().splitlines()
+    reason = re.sub(r" \(try \d+ of \d+\)$", "", lines[0]) if lines else ""
+    return f"{type(problem).__name__}: {reason}" if reason else type(problem).__name__
 
 
 def peak_gib() -> float | None:

@@ -5,16 +5,20 @@ They talk twice: rank 0 says what is left to do, and at the end it waits for the
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import TypeVar
 
 T = TypeVar("T")
 
 # Ranks end apart by what their last documents take: hours of waiting are no sign of a hang, and a dead rank is torchrun's matter.
-TIMEOUT = timedelta(days=30)
+BARRIER_TIMEOUT = timedelta(days=30)
+# All else is quick. A rank whose torchrun was killed meanwhile waits for others that never come.
+TIMEOUT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
@@ -42,16 +46,19 @@ class Ranks:
 
         Raises:
             ValueError: `make` raised one; on every rank, so that all of them end in the same way.
+            ConnectionError: the ranks do not find each other; `make` has not been called then.
         """
         if self.world == 1:
             return make()
+        dist = _connect()
+        _patient()
         value, mistake = None, None
         if self.rank == 0:
             try:
                 value = make()
             except (ValueError, OSError) as error:
                 mistake = str(error)
-        dist = _connect()
+        self.wait()  # while `make` hashes the weights
         box = [value, mistake]
         dist.broadcast_object_list(box, src=0)
         if box[1] is not None:
@@ -59,9 +66,14 @@ class Ranks:
         return box[0]
 
     def wait(self) -> None:
-        """Until every rank is here. Collective."""
+        """Until every rank is here. Collective.
+
+        Raises:
+            ConnectionError: one has ended.
+        """
         if self.world > 1:
-            _connect().barrier()
+            with _failures("another rank of torchrun has ended"):
+                _connect().barrier(group=_patient())
 
     def close(self) -> None:
         if self.world > 1:
@@ -96,5 +108,21 @@ def _connect():
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        dist.init_process_group("gloo", timeout=TIMEOUT)
+        with _failures("the ranks of torchrun do not find each other"):
+            dist.init_process_group("gloo", timeout=TIMEOUT)
     return dist
+
+
+@cache
+def _patient():
+    """All ranks as a group that waits as long as a barrier may take."""
+    with _failures("the ranks of torchrun do not find each other"):
+        return _connect().new_group(timeout=BARRIER_TIMEOUT)
+
+
+@contextlib.contextmanager
+def _failures(what: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConnectionError(f"{what} ({' '.join(str(error).split())[:200]})") from error

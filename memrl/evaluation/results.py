@@ -137,6 +137,12 @@ class RankResults:
     """The rows of one of torchrun's ranks above 0, until rank 0 collects them; a context manager."""
 
     def __init__(self, folder: str | Path, rank: int):
+        """
+        Raises:
+            ValueError: the folder that rank 0 made is not here, or another process writes this rank's rows.
+        """
+        if not Path(folder).is_dir():
+            raise ValueError(f"rank {rank} finds no folder {folder}; give an --out on a disk that all machines share")
         self._file = _locked(Path(folder) / _rank_file(rank))
 
     def __enter__(self) -> RankResults:

@@ -48,9 +48,9 @@ def is_traced(row: Row) -> bool:
 
 
 def held_shares(row: Row) -> np.ndarray:
-    """`held` as shares of the gold answers, float64 [chunks].
+    """`held` as shares of the gold answers that can be traced, float64 [chunks].
 
-    A digit is floor(9 k / n) for k of n gold answers, which gives k back for n up to 9: k = ceil(digit n / 9). With more gold
+    A digit is floor(9 k / n) for k of n such answers, which gives k back for n up to 9: k = ceil(digit n / 9). With more gold
     answers it is the smallest k that has this digit.
 
     Raises:
@@ -59,7 +59,7 @@ def held_shares(row: Row) -> np.ndarray:
     digits = np.frombuffer(row["held"].encode("ascii", "replace"), dtype=np.uint8).astype(np.int64) - ord("0")
     if len(digits) and not (digits.min() >= 0 and digits.max() <= 9):
         raise ValueError(f"sample {row['id']}: held is {row['held'][:40]!r}; it has to be one digit per chunk")
-    num_answers = max(1, len(row["answers"]))
+    num_answers = max(1, sum(map(is_traceable, row["answers"])))
     return -(-digits * num_answers // 9) / num_answers
 
 

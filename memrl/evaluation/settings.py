@@ -26,8 +26,8 @@ _TOKENIZER_FILES = (
     "merges.txt",
     "chat_template.jinja",
 )
-# A later command may add tasks and methods; a model folder may move.
-_ADDITIVE, _NOT_COMPARED = ("tasks", "methods"), ("model_path",)
+# A later command may add tasks and methods; a model folder may move, and a server may start again elsewhere.
+_ADDITIVE, _NOT_COMPARED = ("tasks", "methods"), ("model_path", "endpoint")
 
 
 def fingerprint(

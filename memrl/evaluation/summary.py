@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from memrl.evaluation.statistics import bootstrap_interval
+from memrl.evaluation.statistics import score_interval
 from memrl.files import write_whole
 from memrl.scores import SCORES
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memrl.evaluation.runner import Row
 
 Z_95 = 1.959963984540054  # the 97.5% quantile of the normal distribution
-WIDTH = 120
+TASK_WIDTH = 16  # of a name that is folded on a narrow terminal
 
 
 def wilson_interval(successes: float, trials: int, z: float = Z_95) -> tuple[float, float]:
@@ -49,7 +49,7 @@ def summarize(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
     The unit is the sample: where each is read several times, n is still the number of samples, a score is the mean over samples
     of their readings' mean, and the intervals are over samples. Failures and empty answers are counted over readings; both are
-    wrong answers. Intervals are Wilson's where samples are read once and a score is 0 or 1, else bootstrap ones.
+    wrong answers.
     """
     return [_entry(cell, group) for cell, group in _cells(rows)]
 
@@ -82,20 +82,10 @@ def _entry(cell: tuple, rows: list[Row]) -> dict[str, Any]:
     for score in SCORES:
         means = [_mean([row[score] for row in samples[index]]) for index in sorted(samples)]
         entry[score] = _mean(means)
-        if entry["repeats"] == 1 and _is_proportion(score, rows):
-            entry[f"{score}_interval"] = list(wilson_interval(sum(means), len(means)))
-        else:
-            entry[f"{score}_interval"] = list(bootstrap_interval(means))
+        entry[f"{score}_interval"] = list(score_interval(means))
     for size in ("chunks", "tokens", "prompt_tokens", "response_tokens"):
         entry[f"mean_{size}"] = _mean([row[size] for row in rows])
     return entry
-
-
-def _is_proportion(score: str, rows: list[Row]) -> bool:
-    """Whether a reading's score can be 0 or 1 alone; RULER's is a share where several answers have to be named."""
-    if score == "ruler":
-        return all(row["match"] == "any" or len(row["answers"]) <= 1 for row in rows)
-    return score in ("strict", "lenient", "exact")
 
 
 def _mean(values: list[float]) -> float:
@@ -116,11 +106,10 @@ def print_table(summary: list[dict[str, Any]], units: dict[str, str] | None = No
     """
     from rich import box
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
 
     console = Console(file=file)
-    if not console.is_terminal:
-        console = Console(file=file, width=WIDTH)  # a log file has no width of its own
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     named = sorted({unit for unit in (units or {}).values() if unit})
     titles = ["task", "method", f"length ({named[0]})" if len(named) == 1 else "length", "n", "failed", "empty"]
@@ -128,9 +117,15 @@ def print_table(summary: list[dict[str, Any]], units: dict[str, str] | None = No
     titles += ["s"] * any("mean_seconds" in entry for entry in summary)
     for title in titles:
         justify = "left" if title in ("task", "method") else "right"
-        table.add_column(title, justify=justify, style="dim" if title == "95%" else "", no_wrap=title == "method")
+        # rich would cut what it may not wrap, so the task's name is what gives way.
+        table.add_column(title, justify=justify, style="dim" if title == "95%" else "", no_wrap=title != "task", overflow="fold")
     for entry in summary:
         table.add_row(*_cells_of(entry, (units or {}).get(entry["task"], "") if len(named) > 1 else ""))
+    whole = Measurement.get(console, console.options.update(max_width=10**4), table).maximum
+    longest = max((len(entry["task"]) for entry in summary), default=0)
+    least = whole - max(0, longest - TASK_WIDTH)
+    # A log file has no width of its own, and a terminal breaks lines that are too long: better than cutting a number.
+    console.width = max(console.width, least) if console.is_terminal else whole
     console.print(table)
 
 

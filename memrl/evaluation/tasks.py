@@ -171,6 +171,9 @@ class GeneratedTask:
         # The shortest has the least room for its question. How many documents there are, the longest tells, and quickly.
         for length in sorted({min(lengths), max(lengths)} if self.length_unit == "documents" else {min(lengths)}):
             self._generator.sample(int(length), 0, seed)
+        # In tokens the longest would take seconds to make; whether there are paragraphs enough is known at once.
+        if hasattr(self._generator, "check"):
+            self._generator.check(int(max(lengths)))
 
 
 def _sentence_tokens(tokenizer: Tokenizer) -> tuple[float, float]:
