@@ -48,7 +48,7 @@ class ReaderOptions:
     min_p: float = 0.0
     """Drop tokens less likely than this times the most likely one; 0 is off."""
     max_rows: int = 128
-    """Documents that are read at the same time; changes the speed, not the results. An interruption loses up to so many readings."""
+    """Documents that are read at the same time; changes the speed, not the results; a stop loses up to so many."""
     cache_gib: float = 4.0
     """Bound on the key/value cache."""
     attention: Literal["auto", "eager", "sdpa", "flash", "triton"] = "auto"

@@ -141,7 +141,7 @@ def extract_answer(response: str) -> str:
 
 
 def after_thinking(response: str) -> str:
-    """What a response says after its last `</think>`; nothing where a `<think>` was never closed, as the cap on tokens leaves it."""
+    """What a response says after its last `</think>`; nothing where a `<think>` is open, as the cap on tokens leaves it."""
     _, closed, said = response.rpartition("</think>")
     return "" if not closed and "<think>" in response else said
 
