@@ -235,6 +235,9 @@ def test_of_several_errors_one_is_raised_and_none_is_printed(quiet):
 
 
 def test_ctrl_c_ends_the_run_without_noise(quiet):
+    # A shell's background job, which the tests may be, starts with the signal ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
     def answer(body):
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
         return Reply("x", seconds=2)

@@ -231,6 +231,7 @@ except ConnectionError as error:
     assert "error: the ranks of torchrun do not find each other" in printed and "made" not in printed
 
 
+@pytest.mark.slow
 def test_ranks_wait_longer_for_each_other_than_they_take_to_connect():
     code = """import time
 module.TIMEOUT = timedelta(seconds=8)
