@@ -256,14 +256,9 @@ def test_ctrl_c_writes_what_is_finished(folder, tmp_path):
     out, page = tmp_path / "answers.json", tmp_path / "trace.html"
     command = [sys.executable, ROOT / "infer.py", tmp_path / "long.txt", tmp_path / "short.txt", "-q", Q, "--model", folder]
     command += ["--json", out, "--trace", page, "--device", "cpu", "--threads", 1]
-    process = subprocess.Popen(
-        [str(part) for part in command],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        # A shell's background jobs, the tests among them perhaps, ignore Ctrl-C, and their children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    # A shell's background jobs, the tests among them perhaps, ignore Ctrl-C, and their children inherit that, but never a handler.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     deadline, lines = time.monotonic() + 60, []
     while time.monotonic() < deadline and not any("answers 1/2" in line for line in lines):
         lines.append(process.stderr.readline())
