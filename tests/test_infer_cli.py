@@ -256,7 +256,7 @@ def test_ctrl_c_writes_what_is_finished(folder, tmp_path):
     out, page = tmp_path / "answers.json", tmp_path / "trace.html"
     command = [sys.executable, ROOT / "infer.py", tmp_path / "long.txt", tmp_path / "short.txt", "-q", Q, "--model", folder]
     command += ["--json", out, "--trace", page, "--device", "cpu", "--threads", 1]
-    # A shell's background jobs, the tests among them perhaps, ignore Ctrl-C, and their children inherit that, but never a handler.
+    # A shell's background jobs, perhaps these tests, ignore Ctrl-C, and children inherit that, but never a handler.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     deadline, lines = time.monotonic() + 60, []
