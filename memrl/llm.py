@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from memrl.crew import Crew
 from memrl.prompts import PromptTemplate
 from memrl.sampler import Request, Sampler, SamplingParams, row_seed
 from memrl.tokenizer import Tokenizer
@@ -68,37 +69,21 @@ class LocalLLM:
         return asyncio.run(self.drive(agents, concurrency or 2 * self.sampler.max_rows))
 
     async def drive(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int) -> list[T]:
-        source, tasks, live = iter(agents), [], set()
-        exhausted = False
+        crew = Crew(agents, concurrency)
         try:
-            while True:
-                while not exhausted and len(live) < concurrency:
-                    agent = next(source, None)
-                    if agent is None:
-                        exhausted = True
-                        break
-                    task = asyncio.ensure_future(agent)
-                    tasks.append(task)
-                    live.add(task)
+            while crew.fill():
                 await asyncio.sleep(0)  # every agent that can go on does, up to its next chat
-                finished = {task for task in live if task.done()}
-                live -= finished
-                for task in finished:
-                    task.result()  # what an agent raises ends the run now, not after hours of the others' work
+                crew.settle()
                 if self.sampler.has_work:
                     for request in self.sampler.step():
                         if not request.tag.done():  # an agent may have stopped waiting, by a time limit of its own say
                             request.tag.set_result(request)
-                elif live:
-                    await asyncio.wait(live, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
-                elif exhausted:
-                    return [task.result() for task in tasks]
+                elif crew.live:
+                    await asyncio.wait(crew.live, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
+            return crew.results()
         finally:
-            for task in live:
-                task.cancel()
             self.sampler.abort()
-            # One error is raised above; the others' must be looked at too, or asyncio prints each of them.
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await crew.dismiss()
 
 
 class Session:

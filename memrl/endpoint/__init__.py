@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from memrl.crew import Crew
 from memrl.endpoint.server import EndpointDown, EndpointError, Server
+from memrl.llm import Session as LocalSession
 from memrl.prompts import PromptTemplate
 from memrl.sampler import row_seed
 from memrl.types import Turn
@@ -103,51 +105,21 @@ class RemoteLLM:
         return asyncio.run(self.drive(agents, concurrency or self.concurrency))
 
     async def drive(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int) -> list[T]:
-        source, tasks, live = iter(agents), [], set()
-        exhausted = False
+        crew = Crew(agents, concurrency)
         async with self.server.connected():
             try:
-                while live or not exhausted:
-                    while not exhausted and len(live) < concurrency:
-                        agent = next(source, None)
-                        if agent is None:
-                            exhausted = True
-                            break
-                        tasks.append(asyncio.ensure_future(agent))
-                        live.add(tasks[-1])
-                    if live:
-                        finished, live = await asyncio.wait(live, return_when=asyncio.FIRST_COMPLETED)
-                        for task in finished:
-                            task.result()  # what an agent raises ends the run now, not after hours of the others' work
-                return [task.result() for task in tasks]
+                while crew.fill():
+                    await asyncio.wait(crew.live, return_when=asyncio.FIRST_COMPLETED)
+                    crew.settle()
+                return crew.results()
             except EndpointDown as down:
                 raise EndpointError(str(down)) from None
             finally:
-                for task in live:
-                    task.cancel()
-                # One error is raised above; the others' must be looked at too, or asyncio prints each of them.
-                await asyncio.gather(*tasks, return_exceptions=True)
-                if isinstance(agents, Sequence):  # those that never began; a generator has not made them
-                    for agent in source:
-                        agent.close()
+                await crew.dismiss()
 
 
-class Session:
-    """One trajectory's conversation partner; every `chat` is an independent conversation. Compare `memrl.llm.Session`."""
-
-    def __init__(self, llm: RemoteLLM, identity: tuple[int, ...], on_turn: Callable[[Turn], None] | None):
-        self._llm, self._identity, self._on_turn = llm, identity, on_turn
-        self._num_turns = 0
-
-    def encode(self, text: str) -> list[int]:
-        return self._llm.encode(text)
-
-    def decode(self, ids: list[int]) -> str:
-        return self._llm.tokenizer.decode(ids)
-
-    def render(self, text: str, **slots: list[int]) -> list[int]:
-        """Token ids of a prompt text with its slots filled: the user's message, without a chat template."""
-        return self._llm.template(text).render(**slots)
+class Session(LocalSession):
+    """One trajectory's conversation partner. Its `render` gives the user's message alone, without a chat template."""
 
     def content_ids(self, turn: Turn) -> list[int]:
         """A response's ids: what may be shown to the model again as data. Never more than the turn's `max_new_tokens`."""

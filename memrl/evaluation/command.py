@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -215,10 +217,16 @@ def _units(summary: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 
 def _check_documents(tasks: dict[str, Task], left: Sequence[Key], seed: int) -> None:
-    for task in tasks.values():
-        lengths = sorted({key.length for key in left if key.task == task.name}, key=str)
-        if lengths:
-            task.check(lengths, seed)
+    # Said only where it takes a while: a mistake that is found at once is told in one line.
+    notice = threading.Timer(2.0, print, ("making a first document of each task",), {"file": sys.stderr})
+    notice.start()
+    try:
+        for task in tasks.values():
+            lengths = sorted({key.length for key in left if key.task == task.name}, key=str)
+            if lengths:
+                task.check(lengths, seed)
+    finally:
+        notice.cancel()
 
 
 def _progress(ranks: Ranks, total: int) -> Progress:

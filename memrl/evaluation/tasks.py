@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from memrl.agents.memory import AgentConfig
 from memrl.files import fingerprint
+from memrl.lengths import read_length
 from memrl.reading import stable_id
 from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
@@ -256,9 +256,8 @@ def parse_lengths(text: str) -> list[int]:
     """
     lengths = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,15})\s*([kKmM]?)\s*", part, re.ASCII)
-        length = int(match[1]) * {"": 1, "k": 1024, "m": 1024**2}[match[2].lower()] if match else 0
-        if length < 1:
+        length = read_length(part)
+        if length is None:
             shown = part.strip() or "nothing"
             raise ValueError(f"lengths holds {shown!r}; give positive whole numbers like 1,4,16 or 8k,1m")
         if length in lengths:

@@ -1,12 +1,12 @@
 """What the commands of `python -m memrl.data` share: the parser, and the kinds of their arguments."""
 
 import argparse
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
 from memrl.cli import fail
+from memrl.lengths import read_length
 
 SUFFIXES = (".jsonl", ".parquet")
 
@@ -28,9 +28,8 @@ def positive(text: str) -> int:
 
 def length(text: str) -> int:
     """A length such as `800`, `32k` or `1m`; k is 1024 and m is 1024 * 1024, as in `eval.py`."""
-    match = re.fullmatch(r"\s*(\d{1,15})\s*([kKmM]?)\s*", text, re.ASCII)
-    value = int(match[1]) * {"": 1, "k": 1024, "m": 1024**2}[match[2].lower()] if match else 0
-    if value < 1:
+    value = read_length(text)
+    if value is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a length; give a positive whole number like 800, 32k or 1m")
     return value
 

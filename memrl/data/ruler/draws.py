@@ -7,6 +7,8 @@ to the next.
 import random
 from collections.abc import MutableSequence
 
+from memrl.data.paragraphs import draw
+
 _CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DIGITS = "0123456789abcdef"
 
@@ -17,10 +19,8 @@ def below(rng: random.Random, number: int) -> int:
 
 
 def shuffle(rng: random.Random, items: MutableSequence) -> None:
-    """Put the items in a random order, in place (Fisher-Yates)."""
-    for last in range(len(items) - 1, 0, -1):
-        other = int(rng.random() * (last + 1))
-        items[last], items[other] = items[other], items[last]
+    """Put the items in a random order, in place."""
+    items[:] = [items[index] for index in draw(rng, len(items), len(items))]
 
 
 def letters(rng: random.Random, count: int) -> str:
