@@ -25,6 +25,7 @@ import math
 import re
 import shutil
 import sys
+import uuid
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -35,35 +36,12 @@ import yaml
 from memrl.config import TrainConfig, flatten
 from memrl.files import fingerprint, sync_path, sync_tree, write_whole
 from memrl.rl import distributed
+from memrl.rl.agreement import changes, disagreement, sees, unseen
 from memrl.rl.engine import Engine
 from memrl.rl.folders import aside, finish_swap, make_empty, publish, swap_in
 from memrl.rl.reshard import load_resharded
 
-# What may change when a run is taken up again without making it another run: where it is, how its work is cut, what it
-# keeps and shows. A longer reward.timeout_s is how a run goes on whose verifier turned out slow.
-FREE_KEYS = (
-    "run_dir",
-    "resume",
-    "device",
-    "threads",
-    "checkpoint",
-    "validation",
-    "log",
-    "report",
-    "reward.workers",
-    "reward.timeout_s",
-    "model.attention",
-    "model.checkpoint_layers",
-    "rollout.max_rows",
-    "rollout.max_step_tokens",
-    "rollout.cache_gib",
-    "rollout.share_prefixes",
-    "rl.reference",
-    "rl.micro_batch_tokens",
-    "engine.persistence_threshold",
-)
-
-
+LOCK = ".lock"
 LOGS = ("metrics.jsonl", "timing.jsonl", "validation.jsonl", "rollouts.jsonl")
 
 
@@ -88,18 +66,25 @@ class RunFolder:
 
         Raises:
             ValueError: another process trains here; the folder holds a run of other settings or inputs, or any run while `resume`
-                is "no"; its last checkpoint cannot be resumed.
+                is "no"; its last checkpoint cannot be resumed; the ranks do not share the folder, or differ in settings or
+                inputs.
         """
-        problem, step = None, 0
+        problem, step, mark, mine = None, 0, uuid.uuid4().hex, config.to_dict() | {"inputs": inputs}
         if distributed.rank() == 0:
             try:
                 step = self._open(config, inputs)
+                self._lock_file.truncate(0)
+                self._lock_file.write(mark)
+                self._lock_file.flush()
             except (ValueError, OSError) as error:
                 problem = str(error)
         # One rank looks and all hear the same, also where the disk is not quite the same for all.
-        problem, step = distributed.from_rank_0((problem, step))
+        problem, step, mark, theirs = distributed.from_rank_0((problem, step, mark, mine))
         if problem is not None:
             raise ValueError(problem)
+        problem = disagreement(theirs, mine) or (None if sees(self.path / LOCK, mark) else unseen(self.path))
+        if problems := distributed.gather_lists([problem] if problem else []):
+            raise ValueError(problems[0])
         return step
 
     def _open(self, config: TrainConfig, inputs: dict[str, str]) -> int:
@@ -128,7 +113,7 @@ class RunFolder:
 
     def _lock(self) -> None:
         # Held, never released: the system does that when the process ends, however it ends.
-        self._lock_file = open(self.path / ".lock", "w")
+        self._lock_file = open(self.path / LOCK, "a")
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -143,17 +128,7 @@ class RunFolder:
                 f"config.yaml or inputs.json in {self.path} is missing or damaged, so nobody can say whether this is the same "
                 "run; choose another run_dir"
             ) from None
-        # A key that was not there yet when the folder was written had its default's effect.
-        old_flat, new_flat = flatten(TrainConfig().to_dict()) | flatten(old), flatten(settings)
-        free = tuple(f"{key}." for key in FREE_KEYS)
-        if new_flat["optim.min_lr_ratio"] == 1:
-            free += ("rl.steps.",)  # with a constant rate a longer run begins like the shorter one
-        differ = [
-            f"{key}: {old_flat.get(key)} -> {new_flat.get(key)}"
-            for key in sorted(old_flat.keys() | new_flat.keys())
-            if old_flat.get(key) != new_flat.get(key) and not f"{key}.".startswith(free)
-        ]
-        if differ:
+        if differ := changes(flatten(old), flatten(settings)):
             raise ValueError(
                 f"{self.path} holds a run with other settings ({'; '.join(differ)}); give another run_dir, or the same settings"
             )
