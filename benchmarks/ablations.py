@@ -42,6 +42,7 @@ from train import DEFAULT_CONFIG, parse
 SETTINGS = {
     "rl.steps": 24,
     "rl.prompts_per_step": 16,
+    "data.max_chunks": 8,
     "device": "cpu",
     "threads": 1,
     "checkpoint.every": 10,
@@ -121,8 +122,9 @@ def plan(
     runs, same, base = [], [], None
     sources: dict[str, Run] = {}
     for name, files in configs.items():
-        shared = [part for path in files for part in ("--config", str(path))]
-        shared += [*(f"--{key}={value}" for key, value in SETTINGS.items()), *extra]
+        tiny, *changes = files
+        shared = ["--config", str(tiny), *(f"--{key}={value}" for key, value in SETTINGS.items())]
+        shared += [*(part for path in changes for part in ("--config", str(path))), *extra]  # later ones win
         config = replace(parse(shared), run_dir="")
         validate(config)
         validate_start(config)

@@ -1,23 +1,28 @@
 """The miniature over several seeds, and the ablation that must stay flat: one table, with the bars it has to clear.
 
-    python benchmarks/miniature.py [--seeds 0 1 2] [--out runs/miniature]
+    python benchmarks/miniature.py [--seeds 0 1 2] [--jobs 2] [--out runs/miniature]
 
-A finished run is not repeated. Three seeds and the ablation take about 15 minutes on two cores.
+Each run has one thread; with --jobs 2 two of them share the machine and print into OUT/*.log. A finished run is not repeated.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def train(run_dir: Path, *arguments: str) -> dict:
-    """Run train.py to its end and return its report and its seconds."""
+def train(run_dir: Path, *arguments: str, quiet: bool = False) -> dict:
+    """Run train.py to its end and return its report and mean rewards."""
     if not (run_dir / "report.json").exists():
-        subprocess.run([sys.executable, ROOT / "train.py", *arguments, "--run_dir", run_dir], check=True)
+        command = [sys.executable, ROOT / "train.py", *arguments, "--run_dir", run_dir]
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        with run_dir.with_suffix(".log").open("w") if quiet else nullcontext() as log:
+            subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT if quiet else None)
     report = json.loads((run_dir / "report.json").read_text())
     rewards = [json.loads(line)["reward/strict"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return report | {"first_reward": sum(rewards[:10]) / 10, "last_reward": sum(rewards[-10:]) / 10}
@@ -30,16 +35,21 @@ def accuracy(entries: list[dict], length: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "miniature")
     arguments = parser.parse_args()
     tiny = ["--config", str(ROOT / "configs" / "tiny.yaml")]
-    runs = {f"seed {s}": train(arguments.out / f"seed{s}", *tiny, "--seed", str(s)) for s in arguments.seeds}
-    ablation = ["--config", str(ROOT / "configs" / "ablations" / "final_only.yaml")]
-    seed = arguments.seeds[0]
-    runs[f"final answer only, seed {seed}"] = train(
-        arguments.out / f"final_only{seed}", *tiny, *ablation, "--seed", str(seed)
-    )
-    lengths = [entry["length"] for entry in runs[f"seed {seed}"]["after"]]
+    final_only = ["--config", str(ROOT / "configs" / "ablations" / "final_only.yaml")]
+    first = arguments.seeds[0]
+    todo = {f"seed {seed}": (f"seed{seed}", [*tiny, "--seed", str(seed)]) for seed in arguments.seeds}
+    todo[f"final answer only, seed {first}"] = (f"final_only{first}", [*tiny, *final_only, "--seed", str(first)])
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        futures = {
+            name: pool.submit(train, arguments.out / folder, *options, quiet=arguments.jobs > 1)
+            for name, (folder, options) in todo.items()
+        }
+        runs = {name: future.result() for name, future in futures.items()}
+    lengths = [entry["length"] for entry in runs[f"seed {first}"]["after"]]
     print("\n| run | | " + " | ".join(map(str, lengths)) + " | reward, first and last 10 steps |")
     print("|" + " --- |" * (len(lengths) + 3))
     for name, run in runs.items():

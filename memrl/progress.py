@@ -92,9 +92,9 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """None while nothing tells: no total, or no unit finished in this process yet."""
+        """None while nothing tells: no total, no unit finished in this process yet, or fewer than one in a thousand."""
         done = self.completed - self._start
-        if self.total is None or done <= 0:
+        if self.total is None or done <= 0 or 1000 * done < self.total:
             return None
         return (self._clock() - self._began) / done * (self.total - self.completed)
 

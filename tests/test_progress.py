@@ -47,6 +47,16 @@ def test_time_left_does_not_count_what_an_earlier_run_did():
     assert progress.seconds_left == pytest.approx(180)
 
 
+def test_the_first_of_very_many_units_tells_nothing_about_the_time_left():
+    clock = Clock()
+    progress = Progress("eval", 230_000, "turns", stream=io.StringIO(), clock=clock)
+    clock.now += 14  # a long document is tokenized first
+    progress.set(1)
+    assert progress.seconds_left is None
+    progress.set(230)
+    assert progress.seconds_left == pytest.approx(14 * 999)
+
+
 def test_end_line_is_not_printed_twice():
     clock, stream = Clock(), io.StringIO()
     with Progress("read", 2, stream=stream, clock=clock) as progress:

@@ -72,6 +72,7 @@ def _finish(axes, lengths: list[int], score: str, unit: str, title: str, num_lin
             textcoords="offset points",
             color="#666666",
             fontsize=8.5,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )
     if num_lines > 1:
         axes.legend(frameon=False, loc="best", fontsize=9.5)

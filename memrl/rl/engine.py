@@ -15,6 +15,7 @@ from memrl.rl import distributed
 from memrl.rl.writing import TAG, save_deepspeed
 
 REDUCE_BUCKET = 50_000_000  # gradients that are sent together; DeepSpeed's own 500 million are most of a small model
+SUB_GROUP = 50_000_000  # weights that AdamW steps together, on a flat copy of their gradients; DeepSpeed's own: a billion
 NEVER = 1_000_000_000  # steps between DeepSpeed's own progress lines; the run prints its own
 
 
@@ -147,6 +148,7 @@ def deepspeed_config(dtype: torch.dtype, optim: OptimOptions, options: EngineOpt
         "stage": options.zero_stage,
         "contiguous_gradients": True,
         "reduce_bucket_size": REDUCE_BUCKET,
+        "sub_group_size": SUB_GROUP,
         "stage3_param_persistence_threshold": options.persistence_threshold,
         "overlap_comm": distributed.device().type == "cuda",
     }

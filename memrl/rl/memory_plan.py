@@ -19,15 +19,15 @@ from memrl.config import TrainConfig
 from memrl.model.hf_config import dtype_named, read_raw_config
 from memrl.model.lora import add_adapters
 from memrl.model.transformer import TransformerConfig, meta_model
-from memrl.rl.engine import REDUCE_BUCKET
+from memrl.rl.engine import REDUCE_BUCKET, SUB_GROUP
 from memrl.sampler.kv_cache import KVCache
 from memrl.sampler.sampler import GPU_STEP_TOKENS
 
 GIB = 2**30
 FP32 = 4
 ADAM_MOMENTS = 2
-# DeepSpeed's own defaults, in elements (stage3_prefetch_bucket_size, stage3_max_live_parameters, sub_group_size).
-PREFETCH, MAX_LIVE, SUB_GROUP = 50_000_000, 1_000_000_000, 1_000_000_000
+# DeepSpeed's own defaults, in elements (stage3_prefetch_bucket_size, stage3_max_live_parameters).
+PREFETCH, MAX_LIVE = 50_000_000, 1_000_000_000
 PAGE_TOKENS = 256  # of a cache page; flash-attn's, the largest
 OUTPUT_TILES = 128 * 2**20  # tiles of logits and of their gradient, see kernels/logprob.py
 RESERVE = 3 * GIB  # CUDA's context, NCCL's and cuBLAS's buffers, fragmentation: assumed, not measured

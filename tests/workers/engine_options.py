@@ -14,8 +14,10 @@ from memrl.config import EngineOptions, OptimOptions
 from memrl.model import PackedContext, TransformerConfig
 from memrl.model.loader import from_scratch
 from memrl.model.lora import add_adapters
-from memrl.rl import distributed
+from memrl.rl import distributed, engine
 from memrl.rl.engine import Engine
+
+engine.SUB_GROUP = 2000  # several of them, as large models have
 
 CONFIG = TransformerConfig(97, 48, 80, 2, 4, 2, 12, tie_word_embeddings=True, initializer_range=0.2)
 TINY_LR, TINY_UPDATES = 1e-6, 100

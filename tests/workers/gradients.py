@@ -16,11 +16,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from memrl.config import EngineOptions, OptimOptions, RLOptions
 from memrl.model import TransformerConfig
 from memrl.model.loader import from_scratch
-from memrl.rl import distributed
+from memrl.rl import distributed, engine
 from memrl.rl.engine import Engine
 from memrl.rl.packing import TrainTurn
 from memrl.rl.update import accumulate_gradients, add_logprobs, prepare_update
 from memrl.types import Turn
+
+engine.SUB_GROUP = 2000  # several of them, as large models have
 
 CONFIG = TransformerConfig(97, 48, 80, 2, 4, 2, 12, tie_word_embeddings=True, initializer_range=0.2)
 OPTIM = OptimOptions(lr=1e-30, warmup_updates=0)  # too small to move a weight, so that the cases follow each other

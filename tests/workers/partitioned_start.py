@@ -12,9 +12,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from memrl.config import EngineOptions, OptimOptions, TrainConfig
 from memrl.model import PackedContext, Transformer, load_model
-from memrl.rl import distributed
+from memrl.rl import distributed, engine
 from memrl.rl.engine import Engine
 from memrl.rl.start import load_policy
+
+engine.SUB_GROUP = 2000  # several of them, as large models have
 
 IDS = torch.tensor([3, 14, 15, 92, 65, 35, 89, 79, 32, 38])
 

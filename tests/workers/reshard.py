@@ -12,9 +12,11 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from memrl.config import EngineOptions, OptimOptions
-from memrl.rl import distributed
+from memrl.rl import distributed, engine
 from memrl.rl.engine import Engine
 from memrl.rl.reshard import MOMENTS, load_resharded
+
+engine.SUB_GROUP = 2000  # several of them, as large models have
 
 OPTIM = OptimOptions(lr=1e-2, warmup_updates=5, min_lr_ratio=0.1)
 STEPS, TOTAL = 3, 20
