@@ -201,7 +201,9 @@ def sharded_folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell a process its peak memory")
-@pytest.mark.parametrize(("dtype", "buffer"), [("bfloat16", 0), ("float32", weights.BUFFER_BYTES)])
+@pytest.mark.parametrize(
+    ("dtype", "buffer"), [("bfloat16", 0), pytest.param("float32", weights.BUFFER_BYTES, marks=pytest.mark.slow)]
+)
 def test_loading_shards_takes_the_memory_of_the_weights_and_less_than_a_shard(dtype, buffer, sharded_folder):
     """A copy of each shard, or maps that stay until the end, would show as one shard or 220 MiB too much."""
     assert len(list(sharded_folder.glob("*.safetensors"))) >= 5

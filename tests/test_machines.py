@@ -46,7 +46,7 @@ def test_a_rank_that_shares_folder_and_settings_may_have_its_files_elsewhere(sec
 
 
 def test_a_rank_with_a_folder_of_its_own_is_refused(second_rank):
-    with pytest.raises(ValueError, match=r"rank 1 on .* does not find what rank 0 writes into .*second; give a run_dir on a disk"):
+    with pytest.raises(ValueError, match=r"rank 1 on .* does not find what rank 0 writes into .*second; give a run_dir"):
         second_rank("second", TrainConfig(), {"data": "a"})
 
 
@@ -60,7 +60,7 @@ def test_a_rank_with_a_leftover_of_the_same_folder_is_refused(second_rank, tmp_p
 def test_a_rank_with_other_settings_or_data_is_refused_and_the_difference_named(second_rank):
     config = TrainConfig()
     config.checkpoint.every = 7
-    with pytest.raises(ValueError, match=r"other settings or files than rank 0 \(checkpoint.every: 10 -> 7; inputs.data: a -> b\)"):
+    with pytest.raises(ValueError, match=r"than rank 0 \(checkpoint.every: 10 -> 7; inputs.data: a -> b\)"):
         second_rank("first", config, {"data": "b"})
 
 

@@ -263,6 +263,7 @@ def test_real_configs_have_the_published_parameter_counts(file, shared_data, tmp
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[file]
 
 
+@pytest.mark.slow
 def test_real_0_5b_shape_equals_transformers(shared_data, tmp_path, record_property):
     file = shared_data / "qwen_configs" / "Qwen2.5-0.5B-Instruct.config.json"
     (tmp_path / "config.json").write_bytes(file.read_bytes())

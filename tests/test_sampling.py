@@ -511,7 +511,7 @@ def test_stop_strings_agree_with_whole_decoding_for_the_real_tokenizer(shared_da
     special = sorted(tokenizer.special_ids)
     text = "The memory: Zürich, 東京 🙂👩‍👩‍👧 x=1;\n\nQuestion: 1,234 </answer> naïve  END of it. "
     found = 0
-    for _ in range(70):
+    for _ in range(35):
         words = [text[i : i + rng.randint(1, 12)] for i in (rng.randrange(len(text)) for _ in range(40))]
         # Pieces are encoded apart, so characters and stop strings are split in ways that the tokenizer itself never would.
         ids = [token for word in words for token in tokenizer.encode(word)]
@@ -521,7 +521,7 @@ def test_stop_strings_agree_with_whole_decoding_for_the_real_tokenizer(shared_da
         expected = first_naive_stop(tokenizer, ids, [stop])
         assert first_push(tokenizer, ids, [stop]) == expected
         found += expected is not None
-    assert 15 < found < 70
+    assert 7 < found < 35
 
 
 @pytest.mark.parametrize("filler", [list(b"word "), [256], [0x80], [*"中".encode()], [0xF0, 0x9F, 0x99]], ids=str)
