@@ -67,12 +67,11 @@ def _finish(axes, lengths: list[int], score: str, unit: str, title: str, num_lin
         axes.axvline(trained_to, color="#888888", linestyle=(0, (3, 3)), linewidth=1, zorder=1)
         axes.annotate(
             f"trained up to {short_length(trained_to)} {unit}",
-            (trained_to, 3),
+            (trained_to, 50),
             xytext=(5, 0),
             textcoords="offset points",
             color="#666666",
             fontsize=8.5,
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )
     if num_lines > 1:
         axes.legend(frameon=False, loc="best", fontsize=9.5)
