@@ -151,7 +151,7 @@ def check_finished(run: Run) -> None:
     if not run.finished or not path.exists():
         return
     old, new = flatten(yaml.safe_load(path.read_text(encoding="utf-8"))), flatten(run.config.to_dict())
-    keys = [key for key in sorted(old.keys() | new.keys() - {"run_dir"}) if old.get(key) != new.get(key)]
+    keys = [key for key in sorted((old.keys() | new.keys()) - {"run_dir"}) if old.get(key) != new.get(key)]
     if differ := [f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys]:
         raise ValueError(f"{run.folder} is finished with other settings ({'; '.join(differ)}); delete it, or give another --out")
 

@@ -172,7 +172,8 @@ def test_a_finished_run_with_other_settings_is_refused(tmp_path):
     for name in ("before", "after"):
         (runs[0].folder / name).mkdir(parents=True)
         (runs[0].folder / name / "summary.json").write_text("[]")
-    (runs[0].folder / "config.yaml").write_text(yaml.safe_dump(runs[0].config.to_dict()))
+    moved = runs[0].config.to_dict() | {"run_dir": "where/it/was/before"}
+    (runs[0].folder / "config.yaml").write_text(yaml.safe_dump(moved))
     make_plan(tmp_path, [])
     with pytest.raises(ValueError, match=r"seed0 is finished with other settings \(rl.steps: 24 -> 7\)"):
         make_plan(tmp_path, [], "--rl.steps=7")
