@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from memrl.cli import user_errors
-from memrl.config import TrainConfig, flatten, validate, validate_start
+from memrl.config import TrainConfig, differences, flatten, validate, validate_start
 from memrl.data.needle import make_sample
 from memrl.evaluation.ablation_plot import plot_ablations
 from memrl.evaluation.ablation_table import SeedResult, Variant, format_table
@@ -151,8 +151,7 @@ def check_finished(run: Run) -> None:
     if not run.finished or not path.exists():
         return
     old, new = flatten(yaml.safe_load(path.read_text(encoding="utf-8"))), flatten(run.config.to_dict())
-    keys = [key for key in sorted((old.keys() | new.keys()) - {"run_dir"}) if old.get(key) != new.get(key)]
-    if differ := [f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys]:
+    if differ := differences(old, new, free=("run_dir",)):
         raise ValueError(f"{run.folder} is finished with other settings ({'; '.join(differ)}); delete it, or give another --out")
 
 

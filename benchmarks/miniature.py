@@ -48,7 +48,11 @@ def main() -> int:
             name: pool.submit(train, arguments.out / folder, *options, quiet=arguments.jobs > 1)
             for name, (folder, options) in todo.items()
         }
-        runs = {name: future.result() for name, future in futures.items()}
+        try:
+            runs = {name: future.result() for name, future in futures.items()}
+        except BaseException:  # Ctrl-C too: what waits for its turn must not begin now
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     lengths = [entry["length"] for entry in runs[f"seed {first}"]["after"]]
     print("\n| run | | " + " | ".join(map(str, lengths)) + " | reward, first and last 10 steps |")
     print("|" + " --- |" * (len(lengths) + 3))

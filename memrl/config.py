@@ -300,6 +300,16 @@ def flatten(tree: dict, prefix: str = "") -> dict:
     return flat
 
 
+def differences(old: dict, new: dict, free: tuple[str, ...]) -> list[str]:
+    """What differs between flat settings, as "key: old -> new", but for keys that are free or belong to a free section."""
+    prefixes = tuple(f"{key}." for key in free)
+    return [
+        f"{key}: {old.get(key)} -> {new.get(key)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not f"{key}.".startswith(prefixes)
+    ]
+
+
 def _require_values(options: object, prefix: str = "") -> None:
     # The parser takes a null in a YAML file for any type, so a field that must not be None is caught here.
     for item in fields(options):

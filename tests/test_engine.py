@@ -146,6 +146,10 @@ def test_what_is_frozen_has_no_gradient_and_is_in_no_checkpoint(options, stage):
     assert set(result["saved"]) - {"lm_head.weight"} == trained  # the second name of the tied matrix, which DeepSpeed overlooks
 
 
+def test_a_policy_of_many_sub_groups_is_what_the_parts_were_loaded_into(two_ranks):
+    assert all(result["sub_groups"] > 1 for result in two_ranks[0]["results"])
+
+
 def test_offloading_is_asked_of_deepspeed_for_what_it_was_asked_for():
     def asked(**options) -> dict:
         zero = deepspeed_config(torch.bfloat16, OptimOptions(), EngineOptions(**options))["zero_optimization"]

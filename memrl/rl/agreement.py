@@ -4,7 +4,7 @@ import socket
 import time
 from pathlib import Path
 
-from memrl.config import TrainConfig, flatten
+from memrl.config import TrainConfig, differences, flatten
 from memrl.rl import distributed
 
 # What may change when a run is taken up again without making it another run: where it is, how its work is cut, what it
@@ -56,12 +56,12 @@ def changes(old: dict, new: dict) -> list[str]:
     free = FREE_KEYS
     if new["optim.min_lr_ratio"] == 1:
         free += ("rl.steps",)  # with a constant rate a longer run begins like the shorter one
-    return _differing(old, new, free)
+    return differences(old, new, free)
 
 
 def disagreement(theirs: dict, mine: dict) -> str | None:
     """What keeps this rank, with the settings `mine`, from training with rank 0, which has `theirs`."""
-    if differ := _differing(flatten(theirs), flatten(mine), MACHINE_KEYS):
+    if differ := differences(flatten(theirs), flatten(mine), MACHINE_KEYS):
         return f"{_who()} has other settings or files than rank 0 ({'; '.join(differ)}); all machines need the same"
     return None
 
@@ -88,13 +88,3 @@ def unseen(folder: Path) -> str:
 
 def _who() -> str:
     return f"rank {distributed.rank()} on {socket.gethostname()}"
-
-
-def _differing(old: dict, new: dict, free: tuple[str, ...]) -> list[str]:
-    """Of flat settings, but for those that are free or belong to a free section."""
-    prefixes = tuple(f"{key}." for key in free)
-    return [
-        f"{key}: {old.get(key)} -> {new.get(key)}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not f"{key}.".startswith(prefixes)
-    ]

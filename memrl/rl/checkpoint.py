@@ -72,10 +72,7 @@ class RunFolder:
         problem, step, mark, mine = None, 0, uuid.uuid4().hex, config.to_dict() | {"inputs": inputs}
         if distributed.rank() == 0:
             try:
-                step = self._open(config, inputs)
-                self._lock_file.truncate(0)
-                self._lock_file.write(mark)
-                self._lock_file.flush()
+                step = self._open(config, inputs, mark)
             except (ValueError, OSError) as error:
                 problem = str(error)
         # One rank looks and all hear the same, also where the disk is not quite the same for all.
@@ -87,9 +84,9 @@ class RunFolder:
             raise ValueError(problems[0])
         return step
 
-    def _open(self, config: TrainConfig, inputs: dict[str, str]) -> int:
+    def _open(self, config: TrainConfig, inputs: dict[str, str], mark: str) -> int:
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        self._lock()
+        self._lock(mark)
         for leftover in self.checkpoints.glob("tmp-*"):
             shutil.rmtree(leftover)
         for name in ("model", "best"):
@@ -111,13 +108,16 @@ class RunFolder:
             sync_path(folder)
         return steps[-1] if steps else 0
 
-    def _lock(self) -> None:
+    def _lock(self, mark: str) -> None:
         # Held, never released: the system does that when the process ends, however it ends.
         self._lock_file = open(self.path / LOCK, "a")
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"another process is training in {self.path}; wait for it, or choose another run_dir") from None
+        self._lock_file.truncate(0)
+        self._lock_file.write(mark)
+        self._lock_file.flush()
 
     def _check_same_run(self, settings: dict) -> None:
         try:

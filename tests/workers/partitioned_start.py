@@ -54,6 +54,7 @@ def compare(folder: str) -> dict:
     result = {"held": held_here(policy), "checkpoint_layers": policy.checkpoint_layers, "training": policy.training}
     engine = Engine(policy, config.optim, config.engine, total_updates=10)
     result |= {"start": whole_weights(engine), "masters": masters(engine), "norms": train(engine), "end": whole_weights(engine)}
+    result["sub_groups"] = len(engine.engine.optimizer.fp32_partitioned_groups_flat)
     engine.close()
     whole = load_model(folder).train()
     whole.checkpoint_layers = True

@@ -16,7 +16,7 @@ from memrl.rl import distributed, engine
 from memrl.rl.engine import Engine
 from memrl.rl.reshard import MOMENTS, load_resharded
 
-engine.SUB_GROUP = 2000  # several of them, as large models have
+engine.SUB_GROUP = 20  # several of them, as large models have
 
 OPTIM = OptimOptions(lr=1e-2, warmup_updates=5, min_lr_ratio=0.1)
 STEPS, TOTAL = 3, 20
