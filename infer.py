@@ -94,9 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
         if readings:
             written = write_outputs(readings, samples, options)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="replace"
-        )  # a terminal that cannot show a letter is no reason to fail now
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a letter is no reason to fail now
     for reading in in_order(readings, samples):
         print_answer(reading, options.show_memory, len(files) > 1)
     print_summary(readings, time.monotonic() - began)

@@ -1,8 +1,8 @@
 """Train a memory agent. Without arguments: the miniature, from random weights, on whatever is there.
 
-    python train.py
-    torchrun --nproc_per_node 8 train.py --config configs/memagent_7b.yaml --model.path DIR --data.path FILE
-    python train.py --config configs/memagent_7b.yaml --model.path DIR --dry_run
+python train.py
+torchrun --nproc_per_node 8 train.py --config configs/memagent_7b.yaml --model.path DIR --data.path FILE
+python train.py --config configs/memagent_7b.yaml --model.path DIR --dry_run
 """
 
 import sys

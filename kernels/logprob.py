@@ -11,9 +11,7 @@ TILE_ELEMENTS = 4 * 1024 * 1024  # of a tile of logits, and of the weights that 
 TILE_ROWS = 2048  # that a tile has room for, whatever the vocabulary; products of fewer are slower
 
 
-def token_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0
-) -> tuple[Tensor, Tensor]:
+def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """log softmax(hidden weight^T / temperature)[target] and the entropy of the same distribution.
 
     Logits exist a tile of rows and vocabulary at a time, and are computed again in the backward pass, for which three numbers a

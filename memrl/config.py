@@ -405,9 +405,7 @@ def validate(config: TrainConfig) -> None:
     )
     for kind in ("memory", "answer"):
         buffer, cap = getattr(rl, f"overlong_buffer_{kind}"), getattr(config.agent, f"{kind}_tokens")
-        require(
-            buffer <= cap, f"rl.overlong_buffer_{kind} is {buffer}; it must be at most agent.{kind}_tokens, which is {cap}"
-        )
+        require(buffer <= cap, f"rl.overlong_buffer_{kind} is {buffer}; it must be at most agent.{kind}_tokens, which is {cap}")
     require(
         config.engine.zero_stage == 3 or not config.engine.offload_params,
         f"engine.offload_params needs engine.zero_stage 3 (it is {config.engine.zero_stage}): only there are weights partitioned",
@@ -461,5 +459,3 @@ def validate_start(config: TrainConfig) -> None:
             else "validation.path is set, but model.path is not: the miniature is validated on its own documents",
         )
     require(validation is None or Path(validation).is_file(), f"validation.path {validation} is not a file")
-
-

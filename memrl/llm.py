@@ -48,9 +48,7 @@ class LocalLLM:
         self.about = list(about)
         self.sampler, self.tokenizer = sampler, tokenizer
         stop_ids = frozenset(tokenizer.stop_ids)
-        self.params = SamplingParams(
-            1, decoding.temperature, decoding.top_p, decoding.top_k, stop_ids, min_p=decoding.min_p
-        )
+        self.params = SamplingParams(1, decoding.temperature, decoding.top_p, decoding.top_k, stop_ids, min_p=decoding.min_p)
         # The G rollouts of a sample follow each other, so a few entries spare all but the first tokenisation.
         self.encode = lru_cache(maxsize=16)(tokenizer.encode)
         self.template = lru_cache(maxsize=None)(lambda text: PromptTemplate(text, tokenizer, system))

@@ -67,7 +67,7 @@ def string_match_part(response: str, answers: Sequence[str]) -> float:
 def string_match_all(response: str, answers: Sequence[str]) -> float:
     """RULER's score of its other tasks: the share of the gold answers that are substrings; see `string_match_part`.
 
-        sum_r [r.lower() in answer.lower()] / R        (the same file)
+    sum_r [r.lower() in answer.lower()] / R        (the same file)
     """
     found = _contained(response, answers)
     return sum(found) / len(found) if found else 0.0

@@ -1,7 +1,7 @@
 """A reading, or a training run's rollouts, as a web page: the memory after each chunk and what changed in it.
 
-    python infer.py book.txt -q "..." --model DIR --trace reading.html
-    python -m memrl.trace runs/tiny/rollouts.jsonl --out rollouts.html --step 40
+python infer.py book.txt -q "..." --model DIR --trace reading.html
+python -m memrl.trace runs/tiny/rollouts.jsonl --out rollouts.html --step 40
 """
 
 import argparse

@@ -68,9 +68,7 @@ def test_the_names_of_groups_do_not_matter():
 
 
 @pytest.mark.parametrize("normalize_std", [False, True])
-@pytest.mark.parametrize(
-    ("reward", "size"), [(0.1, 3), (0.7, 7), (1 / 3, 11), (1e6 + 0.1, 13), (0.0, 2), (1.0, 16)]
-)
+@pytest.mark.parametrize(("reward", "size"), [(0.1, 3), (0.7, 7), (1 / 3, 11), (1e6 + 0.1, 13), (0.0, 2), (1.0, 16)])
 def test_equal_rewards_give_exact_zeros(normalize_std, reward, size):
     # In fp32 a mean of equal numbers may miss them, and an error divided by std + 1e-6 would be a large one.
     rewards = torch.tensor([reward] * size + [0.0, 1.0])
@@ -98,9 +96,7 @@ def test_any_reward_dtype_gives_fp32_and_leaves_the_rewards_alone(dtype):
 def test_the_number_of_turns_does_not_change_a_baseline(normalize_std):
     def advantages(turn_counts: list[int]) -> list[list[float]]:
         rewards = [1.0, 0.0, 0.0, 0.0]
-        group = Group(
-            0, Sample("s", "q", ""), [trajectory(r, n) for r, n in zip(rewards, turn_counts, strict=True)]
-        )
+        group = Group(0, Sample("s", "q", ""), [trajectory(r, n) for r, n in zip(rewards, turn_counts, strict=True)])
         agent = AgentConfig(PROMPTS, chunk_tokens=8, memory_tokens=4, answer_tokens=3)
         turns = assign_advantages([group], RLOptions(normalize_std=normalize_std), agent)[0]
         assert len(turns) == sum(turn_counts) + 4

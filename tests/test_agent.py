@@ -115,9 +115,7 @@ def test_the_chunks_tile_the_document(tokenizer, length):
     trajectory = read(Sample("s", "q", DOCUMENT[:length]))
     num_chunks = math.ceil(length / 10)
     assert len(trajectory.turns) == num_chunks + 1
-    sections = [
-        shown(tokenizer, turn).split(";S=")[1].split(";<|im_end|>")[0] for turn in trajectory.turns[:-1]
-    ]
+    sections = [shown(tokenizer, turn).split(";S=")[1].split(";<|im_end|>")[0] for turn in trajectory.turns[:-1]]
     assert "".join(sections) == DOCUMENT[:length]
     assert [len(section) for section in sections[:-1]] == [10] * (num_chunks - 1)
 
@@ -153,9 +151,7 @@ def test_the_memory_is_the_responses_ids_and_is_never_encoded_again(tokenizer):
     # The cap of 7 tokens cut the second memory before its stop id; what there is is used as it is.
     assert second.finish_reason == "length"
     assert second.response_ids == [*ids, *ids][:7]
-    assert answer.prompt_ids == llm.template(PROMPTS.answer).render(
-        question=question, memory=[*ids, *ids][:7]
-    )
+    assert answer.prompt_ids == llm.template(PROMPTS.answer).render(question=question, memory=[*ids, *ids][:7])
     assert first.text == "ababab"
 
 
@@ -200,9 +196,7 @@ def test_each_kind_of_turn_has_its_own_cap(tokenizer):
 def test_the_system_message_stands_in_every_prompt(tokenizer):
     _, _, read = scripted(tokenizer, saying(tokenizer, "m", "x"), system="Be exact.")
     for turn in read(Sample("s", "q", "doc")).turns:
-        assert shown(tokenizer, turn).startswith(
-            "<|im_start|>system\nBe exact.<|im_end|>\n<|im_start|>user\nQ=q;"
-        )
+        assert shown(tokenizer, turn).startswith("<|im_start|>system\nBe exact.<|im_end|>\n<|im_start|>user\nQ=q;")
 
 
 @pytest.mark.parametrize("question", ["", "  \n"])
@@ -340,8 +334,7 @@ def test_on_turn_is_called_after_each_turn_in_order(tokenizer):
     _, llm, _ = scripted(tokenizer, lambda request: tokenizer.encode("m"))
     seen = {index: [] for index in range(4)}
     trajectories = llm.run(
-        memory_agent(llm.session(i, on_turn=seen[i].append), Sample("s", "q", DOCUMENT[: 9 * i]), CONFIG)
-        for i in range(4)
+        memory_agent(llm.session(i, on_turn=seen[i].append), Sample("s", "q", DOCUMENT[: 9 * i]), CONFIG) for i in range(4)
     )
     for index, trajectory in enumerate(trajectories):
         assert [id(turn) for turn in seen[index]] == [id(turn) for turn in trajectory.turns]

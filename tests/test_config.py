@@ -116,9 +116,7 @@ def test_every_field_has_a_docstring():
             assert ast.get_docstring(node), node.name
             for field, after in zip(node.body, [*node.body[1:], None], strict=True):
                 if isinstance(field, ast.AnnAssign) and "field(default_factory=" not in ast.unparse(field):
-                    assert isinstance(after, ast.Expr), (
-                        f"{node.name}.{ast.unparse(field.target)} has no docstring"
-                    )
+                    assert isinstance(after, ast.Expr), f"{node.name}.{ast.unparse(field.target)} has no docstring"
 
 
 # Files and command line
@@ -146,9 +144,7 @@ def test_options_override_files_and_later_files_override_earlier_ones(parse, tmp
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
     first.write_text("seed: 5\nrl: {clip_high: 0.28, group_size: 4}\n", encoding="utf-8")
     second.write_text("rl: {group_size: 8}\n", encoding="utf-8")
-    result = parse(
-        ["--config", str(first), "--config", str(second), "--rl.kl_coef", "0", "--rl.dual_clip", "null"]
-    )
+    result = parse(["--config", str(first), "--config", str(second), "--rl.kl_coef", "0", "--rl.dual_clip", "null"])
     assert isinstance(result, TrainConfig)
     assert (result.seed, result.rl.clip_high, result.rl.group_size) == (5, 0.28, 8)
     assert (result.rl.kl_coef, result.rl.dual_clip) == (0.0, None)
@@ -301,9 +297,7 @@ def test_a_start_that_is_not_there_or_not_meant_is_a_one_line_error(fields, mess
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"), WRONG, ids=lambda value: str(value) if isinstance(value, dict) else ""
-)
+@pytest.mark.parametrize(("fields", "message"), WRONG, ids=lambda value: str(value) if isinstance(value, dict) else "")
 def test_settings_that_do_not_fit_are_one_line_errors_that_name_the_field(fields, message):
     with pytest.raises(ValueError, match=message) as error:
         validate(changed(**fields))

@@ -97,9 +97,7 @@ def test_apply_rope_turns_pairs_half_a_head_apart(heads, head_size):
     angles, cos, sin = rotations(5, head_size)
     half = head_size // 2
     # A pair is a complex number, and turning it is multiplying it by e^(i angle).
-    turned = (
-        torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)[:, None]
-    )
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)[:, None]
     expected = torch.cat((turned.real, turned.imag), dim=-1)
     torch.testing.assert_close(apply_rope(x, cos, sin), expected, rtol=1e-12, atol=1e-12)
     assert gradcheck(lambda x: apply_rope(x, cos, sin), (x.requires_grad_(),))

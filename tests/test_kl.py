@@ -16,9 +16,7 @@ def test_k3_value_and_gradient():
     kl.sum().backward()
     exact = constant([math.expm1(d) - d for d in differences])
     torch.testing.assert_close(kl.detach(), exact, atol=1e-12, rtol=1e-9)
-    torch.testing.assert_close(
-        logprobs.grad, constant([-math.expm1(d) for d in differences]), atol=1e-12, rtol=1e-9
-    )
+    torch.testing.assert_close(logprobs.grad, constant([-math.expm1(d) for d in differences]), atol=1e-12, rtol=1e-9)
     assert (kl >= 0).all()
     assert torch.autograd.gradcheck(lambda x: k3(x, ref), [logprobs], eps=1e-6, atol=1e-7)
 

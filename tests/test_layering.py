@@ -175,9 +175,7 @@ else:
 @pytest.mark.parametrize("package", FORBIDDEN)
 def test_imports_point_one_way(package):
     imports = all_imports(package)
-    assert any(is_within(module_name(path), package) for path in files()), (
-        f"{package} is gone; adapt the table"
-    )
+    assert any(is_within(module_name(path), package) for path in files()), f"{package} is gone; adapt the table"
     wrong = [i for i in imports if any(is_within(i.target, other) for other in FORBIDDEN[package])]
     assert not wrong, "\n".join(map(str, wrong))
 
@@ -212,8 +210,6 @@ def test_config_and_command_line_load_nothing_heavy():
 
 
 def test_the_pure_functions_load_neither_deepspeed_nor_transformers():
-    loaded = modules_after(
-        "import memrl.rl.advantage, memrl.rl.loss, memrl.rl.packing, memrl.sampler, memrl.llm"
-    )
+    loaded = modules_after("import memrl.rl.advantage, memrl.rl.loss, memrl.rl.packing, memrl.sampler, memrl.llm")
     assert "torch" in loaded
     assert not loaded & {"transformers", "deepspeed", "datasets", "matplotlib"}

@@ -101,9 +101,7 @@ def test_rope_scaling_is_read_in_every_dialect(dialect, model_folder):
 
 
 def test_left_out_settings_default_as_in_transformers(model_folder):
-    rewrite_config(
-        model_folder, drop=("rope_theta", "rope_scaling", "rms_norm_eps", "tie_word_embeddings", "use_cache")
-    )
+    rewrite_config(model_folder, drop=("rope_theta", "rope_scaling", "rms_norm_eps", "tie_word_embeddings", "use_cache"))
     rewrite_config(model_folder, num_key_value_heads=None)
     config = read_config(model_folder)
     assert config.rope == RopeConfig(theta=10_000.0)
@@ -139,9 +137,7 @@ def test_tied_checkpoint_may_store_either_name_or_both(stored, model_folder, tin
 
 
 def test_leftover_rotary_frequencies_are_ignored(model_folder, tiny_model):
-    rewrite_weights(
-        model_folder, lambda s: s.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
-    )
+    rewrite_weights(model_folder, lambda s: s.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
     assert same_weights(load_model(model_folder), tiny_model)
 
 
@@ -389,9 +385,7 @@ def test_truncated_weights_name_the_file(keep, model_folder):
 
 
 def test_git_lfs_pointer_is_recognised(model_folder):
-    (model_folder / "model.safetensors").write_text(
-        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-    )
+    (model_folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     refused(model_folder, "model.safetensors", "git lfs pull")
 
 
@@ -431,9 +425,7 @@ def test_many_missing_tensors_are_counted(model_folder):
 
 
 def test_unexpected_tensor_is_named(model_folder):
-    rewrite_weights(
-        model_folder, lambda state: state.update({"model.layers.0.self_attn.o_proj.bias": torch.ones(64)})
-    )
+    rewrite_weights(model_folder, lambda state: state.update({"model.layers.0.self_attn.o_proj.bias": torch.ones(64)}))
     refused(model_folder, "unexpected model.layers.0.self_attn.o_proj.bias")
 
 

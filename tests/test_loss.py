@@ -89,9 +89,7 @@ BRANCHES = {
 def test_value_and_gradient_of_every_branch(branch):
     advantage, ratio, dual_clip, value, gradient = BRANCHES[branch]
     logprobs = leaf([-2.0 + math.log(ratio)])
-    loss, metrics = policy_loss(
-        logprobs, constant([-2.0]), constant([advantage]), num_tokens=1, dual_clip=dual_clip, **CLIP
-    )
+    loss, metrics = policy_loss(logprobs, constant([-2.0]), constant([advantage]), num_tokens=1, dual_clip=dual_clip, **CLIP)
     loss.backward()
     assert loss.item() == pytest.approx(value, rel=1e-12, abs=1e-12)
     assert logprobs.grad.item() == pytest.approx(gradient, rel=1e-12, abs=1e-12)
@@ -105,9 +103,9 @@ def test_value_and_gradient_of_every_branch(branch):
 def test_the_defaults_are_the_originals():
     now, old, advantages, ref = random_batch(500, seed=0)
     defaults = policy_loss(now, old, advantages, ref, num_tokens=500)[0]
-    spelt_out = policy_loss(
-        now, old, advantages, ref, num_tokens=500, clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl_coef=0.001
-    )[0]
+    spelt_out = policy_loss(now, old, advantages, ref, num_tokens=500, clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl_coef=0.001)[
+        0
+    ]
     assert torch.equal(defaults, spelt_out)
 
 
@@ -136,9 +134,7 @@ def test_the_penalty_adds_kl_coef_times_k3():
 
 def test_gradients_flow_through_the_current_logprobs_alone():
     now, old, advantages, ref = (values.requires_grad_() for values in random_batch(40, seed=2))
-    kl_only = policy_loss(
-        now, old.detach(), torch.zeros(40).double(), ref.detach(), num_tokens=1, kl_coef=0.1
-    )[0]
+    kl_only = policy_loss(now, old.detach(), torch.zeros(40).double(), ref.detach(), num_tokens=1, kl_coef=0.1)[0]
     (gradient,) = torch.autograd.grad(kl_only, [now])
     torch.testing.assert_close(gradient, 0.1 * (1 - (ref - now).exp()).detach(), atol=1e-12, rtol=0)
     loss, metrics = policy_loss(now, old.detach(), advantages.detach(), ref.detach(), num_tokens=1)
@@ -207,9 +203,7 @@ def test_parts_add_up_to_the_whole_with_a_common_denominator(dtype):
         (gradient,) = torch.autograd.grad(total, [now])
         torch.testing.assert_close(gradient, whole_gradient, atol=1e-7, rtol=1e-6)
         for name, value in whole_metrics.items():
-            torch.testing.assert_close(
-                sum(metrics[name] for _, metrics in results), value, atol=1e-4, rtol=1e-6
-            )
+            torch.testing.assert_close(sum(metrics[name] for _, metrics in results), value, atol=1e-4, rtol=1e-6)
 
 
 def test_the_denominator_scales_loss_and_gradient_and_not_the_metrics():

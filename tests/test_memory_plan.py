@@ -235,9 +235,7 @@ def test_choosing_tokens_stays_within_the_plan(top_p):
     with torch.inference_mode(), Allocations(logits) as seen:
         sample_tokens(logits, params, uniform(params.seed, torch.zeros(rows, dtype=torch.int64)))
     shape = replace(SMALL, vocab_size=vocab)
-    config = settings(
-        rollout__max_rows=rows, validation__every=1, validation__temperature=1.0, validation__top_p=top_p
-    )
+    config = settings(rollout__max_rows=rows, validation__every=1, validation__temperature=1.0, validation__top_p=top_p)
     sizes = count_sizes(shape, BF16)
     pass_alone = memory_plan.GPU_STEP_TOKENS * memory_plan.forward_bytes_per_token(sizes)
     per_logit = (memory_plan.sampler_bytes(config, sizes) - pass_alone) / (rows * vocab)

@@ -35,9 +35,7 @@ def random_train_turns(num_turns, seed, vocab_size=512):
         prompt = [rng.randrange(vocab_size) for _ in range(rng.randint(1, 30))]
         response = [rng.randrange(vocab_size) for _ in range(rng.randint(1, 20))]
         logprobs = [rng.uniform(-8, -5) for _ in response]
-        turns.append(
-            TrainTurn(Turn("memory", prompt, response, logprobs, "stop"), rng.choice([-1.0, -0.25, 0.75]))
-        )
+        turns.append(TrainTurn(Turn("memory", prompt, response, logprobs, "stop"), rng.choice([-1.0, -0.25, 0.75])))
     return turns
 
 
@@ -96,9 +94,7 @@ def test_any_packing_keeps_every_token_once_within_the_bound():
                 assert batch.ids[position] == target - 1
                 assert position + 1 in starts or batch.ids[position + 1] == target
         assert got == expected
-        assert fed == Counter(
-            i for item in turns for i in (item.turn.prompt_ids + item.turn.response_ids)[:-1]
-        )
+        assert fed == Counter(i for item in turns for i in (item.turn.prompt_ids + item.turn.response_ids)[:-1])
         # First-fit never leaves two micro-batches that would fit into one.
         assert len(batches) <= max(1, math.ceil(2 * sum(inputs) / bound)) or not sizes
 
@@ -162,9 +158,7 @@ def test_packed_logprobs_equal_one_forward_per_turn(tiny_model, bound):
     for batch in pack_turns(turns, bound):
         with torch.no_grad():
             logprobs = forward(tiny_model, batch)
-        for token, old, got in zip(
-            *(x.tolist() for x in (batch.targets, batch.old_logprobs, logprobs)), strict=True
-        ):
+        for token, old, got in zip(*(x.tolist() for x in (batch.targets, batch.old_logprobs, logprobs)), strict=True):
             assert got == pytest.approx(expected[token, round(old, 4)], abs=1e-5)
             found += 1
     assert found == len(expected) == sum(len(item.turn.response_ids) for item in turns)

@@ -64,9 +64,7 @@ def test_every_files_prompts_decode_to_the_chat_templates_text(tokenizer, path, 
         used = slots if kind == "memory" else {name: slots[name] for name in ("question", "memory")}
         template = PromptTemplate(text, tokenizer, system)
         ids = template.render(**{name: tokenizer.encode(value) for name, value in used.items()})
-        assert tokenizer.hf.decode(ids, skip_special_tokens=False) == whole_text(
-            tokenizer, text.strip(), used, system
-        )
+        assert tokenizer.hf.decode(ids, skip_special_tokens=False) == whole_text(tokenizer, text.strip(), used, system)
         assert len(ids) == template.num_tokens + sum(len(tokenizer.encode(value)) for value in used.values())
 
 
@@ -104,11 +102,7 @@ def test_special_token_strings_in_slots_stay_data(tokenizer):
 def test_slot_names_inside_slots_are_not_filled_again(tokenizer):
     template = PromptTemplate(GOOD["answer"], tokenizer)
     ids = template.render(question=tokenizer.encode("{memory}"), memory=tokenizer.encode("{question}"))
-    expected = (
-        whole_text(tokenizer, "Q @1 M @2 in \\boxed{}", {})
-        .replace("@1", "{memory}")
-        .replace("@2", "{question}")
-    )
+    expected = whole_text(tokenizer, "Q @1 M @2 in \\boxed{}", {}).replace("@1", "{memory}").replace("@2", "{question}")
     assert tokenizer.hf.decode(ids, skip_special_tokens=False) == expected
 
 
@@ -118,17 +112,13 @@ def test_other_curly_braces_survive(tokenizer):
         check_prompts(GOOD | {"answer": text}, "here")  # {{question}} holds the slot a second time
     text = text.replace("{{question}} ", "")
     prompts = check_prompts(GOOD | {"answer": text}, "here")
-    ids = PromptTemplate(prompts.answer, tokenizer).render(
-        question=tokenizer.encode("Q"), memory=tokenizer.encode("M")
-    )
+    ids = PromptTemplate(prompts.answer, tokenizer).render(question=tokenizer.encode("Q"), memory=tokenizer.encode("M"))
     expected = tokenizer.render_chat("{0} {sections} {{ x }} {% if %} Q M \\boxed{} \\frac{1}{2}")
     assert tokenizer.hf.decode(ids, skip_special_tokens=False) == expected
 
 
 def test_a_prompt_may_begin_and_end_with_a_slot(tokenizer):
-    ids = PromptTemplate("{question}{memory}", tokenizer).render(
-        question=tokenizer.encode("Q"), memory=tokenizer.encode("M")
-    )
+    ids = PromptTemplate("{question}{memory}", tokenizer).render(question=tokenizer.encode("Q"), memory=tokenizer.encode("M"))
     assert tokenizer.hf.decode(ids, skip_special_tokens=False) == tokenizer.render_chat("QM")
 
 

@@ -59,27 +59,18 @@ def collect(llm, samples=SAMPLES, seed=3, step=5, group_size=3):
 def by_group(groups):
     """Prompt and response ids of every turn, by group id."""
     return {
-        group.id: [[(turn.prompt_ids, turn.response_ids) for turn in t.turns] for t in group.trajectories]
-        for group in groups
+        group.id: [[(turn.prompt_ids, turn.response_ids) for turn in t.turns] for t in group.trajectories] for group in groups
     }
 
 
 def logprobs_of(groups):
-    return [
-        lp
-        for group in groups
-        for t in group.trajectories
-        for turn in t.turns
-        for lp in turn.response_logprobs
-    ]
+    return [lp for group in groups for t in group.trajectories for turn in t.turns for lp in turn.response_logprobs]
 
 
 def finished_group(group_id, rewards, num_memory_turns=2):
     kinds = ["memory"] * num_memory_turns + ["answer"]
     turns = [Turn(kind, [1], [2], [-1.0], "stop") for kind in kinds]
-    return Group(
-        group_id, Sample("s", "q", ""), [Trajectory([replace(t) for t in turns], reward=r) for r in rewards]
-    )
+    return Group(group_id, Sample("s", "q", ""), [Trajectory([replace(t) for t in turns], reward=r) for r in rewards])
 
 
 def assign(groups, **options):

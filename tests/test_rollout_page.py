@@ -25,8 +25,7 @@ def rollout(step: int = 1, memories=("none", "red fox", "red fox", "gone"), **ex
     chunks = ["the sun", "it was a red fox", "the moon", "the stars"]
     before = ["nothing", *memories]
     turns = [
-        turn("memory", f"Q: what? M: {old} S: {chunk} !", new)
-        for old, chunk, new in zip(before, chunks, memories, strict=False)
+        turn("memory", f"Q: what? M: {old} S: {chunk} !", new) for old, chunk, new in zip(before, chunks, memories, strict=False)
     ]
     turns.append(turn("answer", f"Q: what? M: {memories[-1]} !", r"\boxed{a hen}", finish_reason="length"))
     record = {
@@ -100,7 +99,7 @@ def test_prompt_is_folded_up_with_the_answer_marked_in_it(tmp_path):
     html = page_of(tmp_path, rollout())
     assert "Q: what? M: none S: it was a <mark>red fox</mark> !" in html
     assert "M: red fox S: the moon" in html, "what stands in the memory is no evidence"
-    assert html.count("<summary class=\"soft\">prompt, 1,234 tokens") == 5
+    assert html.count('<summary class="soft">prompt, 1,234 tokens') == 5
 
 
 def test_facts_of_a_trajectory_are_shown(tmp_path):

@@ -60,9 +60,7 @@ def assert_same_completions(got, expected, atol=1e-5):
     assert [c.ids for c in got] == [c.ids for c in expected]
     assert [c.finish_reason for c in got] == [c.finish_reason for c in expected]
     for one, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(
-            torch.tensor(one.logprobs), torch.tensor(other.logprobs), atol=atol, rtol=0
-        )
+        torch.testing.assert_close(torch.tensor(one.logprobs), torch.tensor(other.logprobs), atol=atol, rtol=0)
 
 
 # Against plain forward passes
@@ -97,9 +95,7 @@ def test_greedy_logprobs_are_those_of_temperature_one(tiny_model):
     prompts = random_prompts([4, 9])
     completions = Sampler(tiny_model).generate(prompts, GREEDY)
     sampled = torch.tensor([logprob for completion in completions for logprob in completion.logprobs])
-    torch.testing.assert_close(
-        sampled, teacher_forced(tiny_model, prompts, completions, 1.0), atol=1e-5, rtol=0
-    )
+    torch.testing.assert_close(sampled, teacher_forced(tiny_model, prompts, completions, 1.0), atol=1e-5, rtol=0)
 
 
 def test_truncated_sampling_reports_both_log_probabilities(tiny_model):
@@ -130,10 +126,7 @@ def test_truncated_sampling_reports_both_log_probabilities(tiny_model):
 def test_a_row_does_not_depend_on_its_batch(tiny_model, options):
     prompts = random_prompts([12, 1, 50, 12, 33, 8, 50, 2, 21])
     each = [SamplingParams(4 + 3 * (i % 4), 1.0, seed=row_seed(7, i)) for i in range(len(prompts))]
-    alone = [
-        Sampler(tiny_model).generate([prompt], params)[0]
-        for prompt, params in zip(prompts, each, strict=True)
-    ]
+    alone = [Sampler(tiny_model).generate([prompt], params)[0] for prompt, params in zip(prompts, each, strict=True)]
     assert_same_completions(Sampler(tiny_model, **options).generate(prompts, each), alone)
     backwards = Sampler(tiny_model, **options).generate(prompts[::-1], each[::-1])
     assert_same_completions(backwards[::-1], alone)
@@ -180,10 +173,7 @@ def test_per_request_parameters_hold_in_a_mixed_batch(tiny_model):
         SamplingParams(1, 1.5, seed=4),
         SamplingParams(11, 1.0, top_p=0.3, stop_ids=range(200), seed=5),
     ]
-    alone = [
-        Sampler(tiny_model).generate([prompt], params)[0]
-        for prompt, params in zip(prompts, each, strict=True)
-    ]
+    alone = [Sampler(tiny_model).generate([prompt], params)[0] for prompt, params in zip(prompts, each, strict=True)]
     together = Sampler(tiny_model, NumberTokenizer(), max_rows=4).generate(prompts, each)
     assert_same_completions(together, alone)
     assert [len(c.ids) for c in together[:5]] == [12, 9, 5, 14, 1]
@@ -215,9 +205,7 @@ def test_a_stop_id_at_the_last_allowed_token_is_a_stop(tiny_model):
     prompt = random_prompts([9])[0]
     ids = Sampler(tiny_model).generate([prompt], SamplingParams(16, seed=1))[0].ids
     length = next(i + 1 for i in range(4, 16) if ids[i] not in ids[:i])
-    completion = Sampler(tiny_model).generate(
-        [prompt], SamplingParams(length, stop_ids=[ids[length - 1]], seed=1)
-    )[0]
+    completion = Sampler(tiny_model).generate([prompt], SamplingParams(length, stop_ids=[ids[length - 1]], seed=1))[0]
     assert (completion.ids, completion.finish_reason) == (ids[:length], "stop")
 
 
@@ -490,9 +478,7 @@ def test_random_schedules_equal_one_request_at_a_time(tiny_model, in_runs, monke
         page_size=st.sampled_from([1, 4, 16]),
     )
     def check(actions, max_rows, max_step_tokens, cache_tokens, page_size):
-        sampler = bounded_sampler(
-            tiny_model, cache_tokens, page_size, max_rows=max_rows, max_step_tokens=max_step_tokens
-        )
+        sampler = bounded_sampler(tiny_model, cache_tokens, page_size, max_rows=max_rows, max_step_tokens=max_step_tokens)
         submitted, finished = [], []
 
         def step():

@@ -416,11 +416,7 @@ def test_uniform_is_splitmix64():
         3203168211198807973,
         9817491932198370423,
     ]
-    pairs = [
-        (s, i)
-        for s in (0, 1, 1234567, 2**62 + 12345, 2**63 - 1, -1, -(2**63))
-        for i in (0, 1, 2, 1000, 10**9)
-    ]
+    pairs = [(s, i) for s in (0, 1, 1234567, 2**62 + 12345, 2**63 - 1, -1, -(2**63)) for i in (0, 1, 2, 1000, 10**9)]
     got = uniform(torch.tensor([s for s, _ in pairs]), torch.tensor([i for _, i in pairs]))
     assert got.tolist() == [(splitmix64(s, i) >> 11) * 2.0**-53 for s, i in pairs]
 

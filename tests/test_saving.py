@@ -100,9 +100,7 @@ def test_memrl_loads_what_transformers_saves(tied, shard, randomize, tmp_path):
     peer.save_pretrained(tmp_path / "peer", max_shard_size=shard)
     assert (tmp_path / "peer" / "model.safetensors.index.json").exists() == (shard == "60KB")
     model = load_model(tmp_path / "peer")
-    assert model.config.rope == RopeConfig(
-        theta=7e5, kind="yarn", factor=2.0, original_max_position_embeddings=256
-    )
+    assert model.config.rope == RopeConfig(theta=7e5, kind="yarn", factor=2.0, original_max_position_embeddings=256)
     with torch.no_grad():
         theirs = peer(torch.tensor([IDS])).logits[0]
     torch.testing.assert_close(logits_of(model, IDS), theirs, rtol=0, atol=1e-5)
@@ -115,9 +113,7 @@ def test_shards_stay_below_the_limit_and_the_index_names_them(untied_model, tmp_
     files = sorted((tmp_path / "model").glob("*.safetensors"))
     state = untied_model.state_dict()
     assert index["metadata"]["total_size"] == sum(t.nbytes for t in state.values())
-    assert set(index["weight_map"]) == set(state) and set(index["weight_map"].values()) == {
-        f.name for f in files
-    }
+    assert set(index["weight_map"]) == set(state) and set(index["weight_map"].values()) == {f.name for f in files}
     for number, file in enumerate(files):
         assert file.name == f"model-{number + 1:05d}-of-{len(files):05d}.safetensors"
         tensors = load_file(file)
@@ -151,9 +147,7 @@ def test_failed_save_leaves_the_old_model_alone(model_folder, tiny_model):
 
 
 @pytest.mark.parametrize("failing", [".new", ".old"])
-def test_failed_rename_leaves_the_old_model_in_place(
-    failing, model_folder, tiny_model, untied_model, monkeypatch
-):
+def test_failed_rename_leaves_the_old_model_in_place(failing, model_folder, tiny_model, untied_model, monkeypatch):
     rename = Path.rename
 
     def broken(self, target):

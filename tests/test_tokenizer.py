@@ -37,9 +37,7 @@ def character_tokenizer(more_words: tuple[str, ...] = ("ab", "<|end|>")) -> Toke
     backend = Backend(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="?unk"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
-    hf = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|im_end|>", unk_token="?unk", pad_token="<|endoftext|>"
-    )
+    hf = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", unk_token="?unk", pad_token="<|endoftext|>")
     hf.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
     hf.chat_template = CHAT_TEMPLATE
     return Tokenizer(hf)
@@ -78,9 +76,7 @@ def test_special_token_strings_in_documents_are_ordinary_characters(tokenizer, t
 
 def test_encode_adds_no_token_of_its_own(tokenizer):
     assert tokenizer.encode("") == []
-    assert tokenizer.encode("ab ") + tokenizer.encode("\n") == tokenizer.encode(
-        "ab "
-    ) + tokenizer.encode_template("\n")
+    assert tokenizer.encode("ab ") + tokenizer.encode("\n") == tokenizer.encode("ab ") + tokenizer.encode_template("\n")
     assert len(tokenizer.encode("a")) == 1
 
 

@@ -17,8 +17,7 @@ class SdpaAttention(BatchedAttention):
     def packed(self, q: Tensor, k: Tensor, v: Tensor, plan: Runs) -> Tensor:
         grouped = q.shape[1] != k.shape[1]
         outs = [
-            F.scaled_dot_product_attention(*tensors, is_causal=True, enable_gqa=grouped)
-            for tensors in split_runs(plan, q, k, v)
+            F.scaled_dot_product_attention(*tensors, is_causal=True, enable_gqa=grouped) for tensors in split_runs(plan, q, k, v)
         ]
         outs = [out.transpose(1, 2).flatten(0, 1) for out in outs]
         return outs[0] if len(outs) == 1 else torch.cat(outs)

@@ -100,9 +100,7 @@ def make_sample(num_chunks: int, seed: int, segments_per_chunk: int = SENTENCES_
     )
 
 
-def make_chunk(
-    rng: random.Random, name: str, needle: str | None, num_sentences: int = SENTENCES_PER_CHUNK
-) -> list[str]:
+def make_chunk(rng: random.Random, name: str, needle: str | None, num_sentences: int = SENTENCES_PER_CHUNK) -> list[str]:
     """The sentences of one chunk: a fifth to two fifths are facts about names other than `name`, one may be the needle."""
     distractors = rng.randint(max(1, num_sentences // 5), max(1, 2 * num_sentences // 5))
     kinds = [True] * distractors + [False] * (num_sentences - distractors)

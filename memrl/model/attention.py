@@ -26,9 +26,7 @@ class AttentionContext(Protocol):
 class PackedContext:
     """Whole sequences, end to end, each of which sees only itself; `attention` None is the default for the device."""
 
-    def __init__(
-        self, seq_lens: Sequence[int], device: torch.device | str = "cpu", attention: AttentionBackend | None = None
-    ):
+    def __init__(self, seq_lens: Sequence[int], device: torch.device | str = "cpu", attention: AttentionBackend | None = None):
         self.positions = packed_positions(seq_lens, device)
         self.attention = attention or default_attention(device)
         self.plan = self.attention.plan_packed(seq_lens, device)

@@ -196,9 +196,7 @@ def _parse_rope(raw: dict, max_positions: int) -> RopeConfig:
     for key in ("rope_parameters", "rope_scaling"):
         given = raw.get(key) or {}
         if not isinstance(given, dict):
-            raise ValueError(
-                f"{key} must be an object such as {{'rope_type': 'yarn', 'factor': 4.0}}, found {given!r}"
-            )
+            raise ValueError(f"{key} must be an object such as {{'rope_type': 'yarn', 'factor': 4.0}}, found {given!r}")
         found = {name: value for name, value in given.items() if value is not None}
         if "type" in found:
             found.setdefault("rope_type", found.pop("type"))

@@ -121,9 +121,7 @@ def _llama3_kept(rope: RopeConfig, frequencies: Tensor) -> Tensor:
     return ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
 
 
-def rope_angles(
-    inverse_frequencies: Tensor, positions: Tensor, rope: RopeConfig, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def rope_angles(inverse_frequencies: Tensor, positions: Tensor, rope: RopeConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin of every position's angles.
 
     The product and its cosine are fp32 whatever dtype is: bf16 cannot tell position 257 from 256.

@@ -107,9 +107,7 @@ def _refuse_to_replace(target: Path) -> None:
     entries = list(target.iterdir()) if target.is_dir() else [target]
     is_model = (target / "config.json").is_file() and all(entry.is_file() for entry in entries)
     if entries and not is_model:
-        raise CheckpointError(
-            f"{target} exists and is no model folder, so it is not replaced; choose another path"
-        )
+        raise CheckpointError(f"{target} exists and is no model folder, so it is not replaced; choose another path")
 
 
 def _write_weights(

@@ -143,7 +143,7 @@ class _View:
         if not self.answers:
             return '<p class="soft">No gold answer is known.</p>'
         gold = " | ".join(escape(answer) for answer in self.answers)
-        return f'<p>Gold answer{"s" * (len(self.answers) > 1)}: <mark>{gold}</mark></p>'
+        return f"<p>Gold answer{'s' * (len(self.answers) > 1)}: <mark>{gold}</mark></p>"
 
 
 def verdict(found: Sequence[Found], response: str, answers: Sequence[str], match: str = "any") -> str:

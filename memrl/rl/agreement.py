@@ -81,9 +81,7 @@ def sees(path: Path, content: str) -> bool:
 
 
 def unseen(folder: Path) -> str:
-    return (
-        f"{_who()} does not find what rank 0 writes into {folder.resolve()}; give a run_dir on a disk that all machines share"
-    )
+    return f"{_who()} does not find what rank 0 writes into {folder.resolve()}; give a run_dir on a disk that all machines share"
 
 
 def _who() -> str:

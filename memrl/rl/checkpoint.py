@@ -146,9 +146,7 @@ class RunFolder:
         found = (re.fullmatch(r"step-(\d+)", p.name) for p in self.checkpoints.glob("step-*"))
         return sorted(int(match[1]) for match in found if match)
 
-    def save(
-        self, engine: Engine, step: int, keep_last: int, export: Callable[[Path], None] | None = None
-    ) -> None:
+    def save(self, engine: Engine, step: int, keep_last: int, export: Callable[[Path], None] | None = None) -> None:
         """Write the state after `step` steps aside and rename it into place; collective over ranks.
 
         Args:
@@ -307,4 +305,3 @@ def _logged_step(line: str) -> float:
         return json.loads(line)["step"]
     except ValueError:
         return float("inf")
-

@@ -1,7 +1,7 @@
 """Learning curves of a run, or of several in one picture.
 
-    python -m memrl.rl.curves runs/tiny
-    python -m memrl.rl.curves runs/a runs/b --out both.png
+python -m memrl.rl.curves runs/tiny
+python -m memrl.rl.curves runs/a runs/b --out both.png
 """
 
 from __future__ import annotations
@@ -248,9 +248,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with user_errors():
         names = [folder.resolve().name for folder in options.run_dirs]
-        labels = [
-            name if names.count(name) == 1 else str(folder) for name, folder in zip(names, options.run_dirs, strict=True)
-        ]
+        labels = [name if names.count(name) == 1 else str(folder) for name, folder in zip(names, options.run_dirs, strict=True)]
         runs = [read_curves(folder, label) for folder, label in zip(options.run_dirs, labels, strict=True)]
         for run, folder in zip(runs, options.run_dirs, strict=True):
             if not run.series:

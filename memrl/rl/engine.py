@@ -36,9 +36,7 @@ class Engine:
         optimizer = torch.optim.AdamW(
             trained, lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay, fused=True
         )
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda update: learning_rate_factor(update, total_updates, optim)
-        )
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: learning_rate_factor(update, total_updates, optim))
         self.engine, _, _, self.schedule = deepspeed.initialize(
             model=model,
             optimizer=optimizer,

@@ -12,9 +12,7 @@ CORRECTIONS = ("truncate", "mask")
 
 
 @torch.no_grad()
-def correction(
-    trainer_logprobs: Tensor, sampler_logprobs: Tensor, turn_index: Tensor, mode: str, bound: float
-) -> Tensor:
+def correction(trainer_logprobs: Tensor, sampler_logprobs: Tensor, turn_index: Tensor, mode: str, bound: float) -> Tensor:
     """Weights for the policy gradient of tokens that the sampler drew, fp32 [T], without gradient.
 
         d_t       = trainer_logprob_t - sampler_logprob_t
@@ -48,8 +46,8 @@ def correction(
 def mismatch_metrics(trainer_logprobs: Tensor, sampler_logprobs: Tensor) -> dict[str, Tensor]:
     """Sums over the T tokens, fp64, without gradient; both inputs fp32 [T].
 
-        mismatch_kl   exp(d) - d - 1, d = trainer - sampler: k3 of KL(sampler || trainer), joschu.net/blog/kl-approx.html
-        logprob_diff  |d|
+    mismatch_kl   exp(d) - d - 1, d = trainer - sampler: k3 of KL(sampler || trainer), joschu.net/blog/kl-approx.html
+    logprob_diff  |d|
     """
     d = trainer_logprobs.double() - sampler_logprobs.double()
     cut = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -54,9 +54,7 @@ def evaluate_policy(trainer: Trainer, name: str, model: Transformer) -> None:
     ):
         for lengths, count in parts:
             seed = EVALUATION_SEED + trainer.config.seed
-            rows += evaluate(
-                llm, task, lengths, count, agent, seed, shard=(rank, world), on_chunk=lambda: progress.advance()
-            )
+            rows += evaluate(llm, task, lengths, count, agent, seed, shard=(rank, world), on_chunk=lambda: progress.advance())
     rows = distributed.gather_lists(rows)
     if rank == 0:
         write_whole(path, json.dumps({"settings": asdict(options), "summary": summarize(rows)}, indent=2) + "\n")

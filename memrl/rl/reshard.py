@@ -98,9 +98,7 @@ class _Saved:
                 self._tools._zero3_merge_trainable_params(merged, len(self._shards), flat_groups, self._models)
             else:
                 paddings = self._shards[0].get("param_alignment_paddings")
-                self._tools._zero2_merge_trainable_params(
-                    merged, len(self._shards), flat_groups, self._models, paddings
-                )
+                self._tools._zero2_merge_trainable_params(merged, len(self._shards), flat_groups, self._models, paddings)
         return merged
 
 

@@ -92,8 +92,7 @@ def collect_groups(
     )
     by_key = dict(zip(keys, trajectories, strict=True))
     return [
-        Group(group_id, sample, [by_key[group_id, index] for index in range(group_size)])
-        for group_id, sample in samples.items()
+        Group(group_id, sample, [by_key[group_id, index] for index in range(group_size)]) for group_id, sample in samples.items()
     ]
 
 

@@ -1,8 +1,8 @@
 """One step's optimizer steps: which turns each takes, what they need besides the policy, and the gradient.
 
-    updates = [prepare_update(...), ...]       whole groups, balanced by tokens, packed, as many micro-batches on every rank
-    add_logprobs(updates, ...)                 reference and, where asked, recomputed old log-probabilities, before anything moves
-    accumulate_gradients(engine, update, ...)  forward and backward; one engine.step() follows
+updates = [prepare_update(...), ...]       whole groups, balanced by tokens, packed, as many micro-batches on every rank
+add_logprobs(updates, ...)                 reference and, where asked, recomputed old log-probabilities, before anything moves
+accumulate_gradients(engine, update, ...)  forward and backward; one engine.step() follows
 """
 
 from dataclasses import dataclass

@@ -149,9 +149,7 @@ def quote_batches(rng: np.random.Generator, batch_size: int, first_word: int, en
         yield Batch(ids, [text_len] * batch_size, select, ids[learned])
 
 
-def lesson_batches(
-    rng: random.Random, options: WarmStartOptions, tokenizer: Tokenizer, agent: AgentConfig
-) -> Iterator[Batch]:
+def lesson_batches(rng: random.Random, options: WarmStartOptions, tokenizer: Tokenizer, agent: AgentConfig) -> Iterator[Batch]:
     """The teacher's turns, in the prompts that the agent uses."""
     vocabulary = tokenizer.hf.get_vocab()
     templates = {text: PromptTemplate(text, tokenizer) for text in (agent.prompts.memory, agent.prompts.answer)}

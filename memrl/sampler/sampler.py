@@ -136,9 +136,7 @@ class Sampler:
             self.abort()  # pages that were planned but not computed must not be found by anybody
             raise
 
-    def generate(
-        self, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams]
-    ) -> list[Completion]:
+    def generate(self, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams]) -> list[Completion]:
         """Complete every prompt; results in the prompts' order.
 
         Args:
@@ -190,9 +188,7 @@ class Sampler:
             logits = self.model(ids, context, select=select)
         return self._sample(logits, rows, params, num_sampled) if rows else []
 
-    def _sample(
-        self, logits: torch.Tensor, rows: list[Row], params: RowParams, num_sampled: torch.Tensor
-    ) -> list[Request]:
+    def _sample(self, logits: torch.Tensor, rows: list[Row], params: RowParams, num_sampled: torch.Tensor) -> list[Request]:
         sampled = sample_tokens(logits, params, uniform(params.seed, num_sampled))
         # One transfer, one wait; fp64 holds token ids and fp32 values alike.
         values = torch.stack([sampled.ids.double(), sampled.logprobs.double(), sampled.full_logprobs.double()]).tolist()

@@ -1,6 +1,6 @@
 """Run by tests/test_distributed.py on 1, 2 and 3 ranks: the gradients of one fixed ragged batch under several losses.
 
-    [torchrun --nproc_per_node 2] gradients.py OUT.pt MICRO_BATCH_TOKENS PERSISTENCE_THRESHOLD ORDER
+[torchrun --nproc_per_node 2] gradients.py OUT.pt MICRO_BATCH_TOKENS PERSISTENCE_THRESHOLD ORDER
 """
 
 import contextlib

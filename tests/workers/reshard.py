@@ -1,6 +1,6 @@
 """Run by tests/test_reshard.py: train a small odd-sized model under ZeRO and save it, or take a saved one up on other ranks.
 
-    [torchrun --nproc_per_node N] reshard.py save|load FOLDER OUT.pt ZERO_STAGE DTYPE [--early]
+[torchrun --nproc_per_node N] reshard.py save|load FOLDER OUT.pt ZERO_STAGE DTYPE [--early]
 """
 
 import sys

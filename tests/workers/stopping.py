@@ -1,6 +1,6 @@
 """Run by tests/test_stopping.py: steps of a fifth of a second until asked to stop. Writes FOLDER/RANK.pid, .step and .done.
 
-    [torchrun --nproc_per_node 2] stopping.py FOLDER steps|start|wait|fork
+[torchrun --nproc_per_node 2] stopping.py FOLDER steps|start|wait|fork
 """
 
 import multiprocessing

@@ -1,6 +1,6 @@
 """`train.py` on a disk that is full for one rank when it saves one step. Run by tests/test_training.py.
 
-    SMALL_DISK=RANK:STEP [torchrun --nproc_per_node 2] train_small_disk.py ARGUMENTS OF train.py
+SMALL_DISK=RANK:STEP [torchrun --nproc_per_node 2] train_small_disk.py ARGUMENTS OF train.py
 """
 
 import os

@@ -1,7 +1,7 @@
 """Variable tracking (vt): assignments in a chain, hidden one by one in noise; the question asks which variables hold a value.
 
-    LET QXJZV = 57213
-    LET BMKTA = QXJZV
+LET QXJZV = 57213
+LET BMKTA = QXJZV
 """
 
 from memrl.data.ruler.draws import below, distinct_letters

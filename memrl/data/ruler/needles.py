@@ -1,6 +1,6 @@
 """Needles in a haystack: statements about keys, hidden in text, of which the question asks for some (the niah tasks).
 
-    A hidden number of brave-otter is 4821973.
+A hidden number of brave-otter is 4821973.
 """
 
 import random
