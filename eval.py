@@ -12,8 +12,8 @@ import sys
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from memrl.cli import Parser, user_errors
-from memrl.runtime import ReaderOptions
+from memrl.reading.open_model import ReaderOptions
+from memrl.utils.command_line import Parser, user_errors
 
 
 @dataclass
@@ -70,7 +70,7 @@ def parse(arguments: list[str] | None) -> list:
 def main(arguments: list[str] | None = None) -> int:
     """The exit code: 0, 1 where the endpoint or a rank went away or rows are missing, 130 after Ctrl-C, 2 for mistakes."""
     options = parse(arguments)
-    from memrl.evaluation.command import IncompleteError, open_evaluation
+    from memrl.evaluation.eval_command import IncompleteError, open_evaluation
 
     evaluation = None
     with user_errors():

@@ -15,14 +15,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memrl.cli import Parser, user_errors
-from memrl.files import write_whole
-from memrl.limits import check_cache
-from memrl.progress import Progress, format_seconds
-from memrl.reading import Reading, chunk_pace, read_documents, read_text
-from memrl.runtime import ReaderOptions, check_seed, load_settings, open_llm, peak_memory
+from memrl.agents.limits import check_cache
+from memrl.reading.open_model import ReaderOptions, check_seed, load_settings, open_llm
+from memrl.reading.reader import Reading, chunk_pace, read_documents
+from memrl.reading.text_files import read_text
+from memrl.scoring.verify import last_boxed
 from memrl.types import Sample
-from memrl.verify import last_boxed
+from memrl.utils.command_line import Parser, user_errors
+from memrl.utils.devices import peak_memory
+from memrl.utils.files import write_whole
+from memrl.utils.progress import Progress, format_seconds
 
 if TYPE_CHECKING:
     from memrl.llm import LocalLLM
@@ -184,7 +186,7 @@ def write_outputs(readings: list[Reading], samples: list[Sample], options: Infer
         if options.json is not None:
             write_whole(options.json, json.dumps(to_records(finished), indent=2, ensure_ascii=False) + "\n")
         if options.trace is not None:
-            from memrl.trace import write_trace
+            from memrl.report.trace_command import write_trace
 
             write_trace(options.trace, finished or readings)
     except OSError as error:

@@ -9,9 +9,9 @@ import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from memrl.cli import Parser, user_errors
 from memrl.config import TrainConfig, validate, validate_start
-from memrl.rl.dry_run import DEFAULT_GPU_GIB, DEFAULT_GPUS, dry_run
+from memrl.training.dry_run import DEFAULT_GPU_GIB, DEFAULT_GPUS, dry_run
+from memrl.utils.command_line import Parser, user_errors
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent / "configs" / "tiny.yaml"
 
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
             return dry_run(config, dry.dry_gpus, dry.gpu_gib)
         validate_start(config)
     # Late, because torch and DeepSpeed take seconds, which --help and mistakes need not wait for.
-    from memrl.rl.run import run
+    from memrl.training.run import run
 
     return run(config)
 

@@ -26,16 +26,16 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from memrl.cli import user_errors
+from benchmarks.ablation_plot import plot_ablations
+from benchmarks.ablation_table import SeedResult, Variant, format_table
 from memrl.config import TrainConfig, differences, flatten, validate, validate_start
 from memrl.data.needle import make_sample
-from memrl.evaluation.ablation_plot import plot_ablations
-from memrl.evaluation.ablation_table import SeedResult, Variant, format_table
 from memrl.evaluation.tasks import parse_lengths
-from memrl.files import write_whole
-from memrl.jsonlines import read_records
-from memrl.progress import Progress, format_seconds
-from memrl.reading import stable_id
+from memrl.utils.command_line import user_errors
+from memrl.utils.files import write_whole
+from memrl.utils.jsonlines import read_records
+from memrl.utils.progress import Progress, format_seconds
+from memrl.utils.seeds import stable_id
 from train import DEFAULT_CONFIG, parse
 
 # Fewer and smaller steps than configs/tiny.yaml's: near its end all that works answers everything right, and nothing differs.
@@ -136,7 +136,7 @@ def plan(
             folder = out / name / f"seed{seed}"
             arguments = [*shared, f"--seed={seed}", f"--run_dir={folder}"]
             run = Run(name, seed, replace(config, seed=seed, run_dir=str(folder)), arguments, documents[seed])
-            # All that a warm start is made of; see memrl/rl/run.py.
+            # All that a warm start is made of; see memrl/training/run.py.
             start = repr((seed, config.agent, config.warm_start))
             run.source = sources.get(start)
             sources.setdefault(start, run)
@@ -183,7 +183,7 @@ def share_start(run: Run) -> None:
     fresh = run.folder / "start.new"
     shutil.rmtree(fresh, ignore_errors=True)
     shutil.copytree(run.source.start, fresh)
-    # What a run folder with a start must hold; see memrl/rl/checkpoint.py. The prompts, and so their fingerprint, are the same.
+    # What a run folder with a start must hold; see training/checkpoint.py. The prompts, and so their fingerprint, are the same.
     shutil.copyfile(run.source.folder / "inputs.json", run.folder / "inputs.json")
     write_whole(run.folder / "config.yaml", yaml.safe_dump(run.config.to_dict(), sort_keys=False))
     (fresh / COPIED).write_text(f"{run.source.folder}\n", encoding="utf-8")

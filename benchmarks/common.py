@@ -255,7 +255,7 @@ class Peer:
 class Ours:
     def __init__(self, folder: str | Path):
         from memrl.model import load_model
-        from memrl.model.packed import pack_weights
+        from memrl.model.packed_weights import pack_weights
         from memrl.sampler import Sampler
 
         model = load_model(folder)

@@ -23,7 +23,7 @@ def logprobs(side: str, dtype: str, tokens: int, vocab_size: int, hidden_size: i
     import torch
     import torch.nn.functional as F
 
-    from kernels import token_logprobs
+    from memrl.kernels.logprob import token_logprobs
 
     def plain(hidden, weight, targets):
         log_p = F.log_softmax(F.linear(hidden, weight).float(), dim=-1)

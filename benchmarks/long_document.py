@@ -26,11 +26,12 @@ from memrl.data.needle import NAMES, draw_values, make_sample
 from memrl.model import TransformerConfig, save_model
 from memrl.model.loader import from_scratch
 from memrl.prompts import load_prompts
-from memrl.reading import Reading, read_documents, read_text
-from memrl.runtime import ReaderOptions, load_settings, open_llm
+from memrl.reading.open_model import ReaderOptions, load_settings, open_llm
+from memrl.reading.reader import Reading, read_documents
+from memrl.reading.text_files import read_text
+from memrl.scoring.verify import strict_match
 from memrl.tokenizer import load_tokenizer
 from memrl.types import Sample
-from memrl.verify import strict_match
 
 
 def resident_mib() -> float:

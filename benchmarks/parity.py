@@ -25,7 +25,7 @@ import torch
 import transformers
 
 from memrl.model import Transformer, TransformerConfig, describe_model, logits_of, read_config
-from memrl.model.rope import RopeConfig
+from memrl.model.positions import RopeConfig
 from memrl.model.transformer import FAMILIES, meta_model
 from tests.peer import peer_logits
 

@@ -28,7 +28,7 @@ def read(
     from memrl.llm import Decoding, LocalLLM
     from memrl.model import load_model
     from memrl.prompts import load_prompts
-    from memrl.reading import read_documents
+    from memrl.reading.reader import read_documents
     from memrl.sampler import Sampler
     from memrl.tokenizer import load_tokenizer
     from memrl.types import Sample

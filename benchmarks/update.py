@@ -57,7 +57,7 @@ def rollouts(folder: str, rows: int, prompt: list[int], response: list[int]) -> 
     import torch
 
     from memrl.model import load_model
-    from memrl.model.attention import PackedContext
+    from memrl.model.attention_context import PackedContext
 
     model = load_model(Path(folder) / "model", dtype="float32")
     rng = random.Random(0)
@@ -92,9 +92,9 @@ def memrl(folder: str, dtype: str, micro_batch_tokens: int) -> dict:
     import torch.distributed
 
     from memrl.config import EngineOptions, OptimOptions, RLOptions
+    from memrl.engine import distributed
+    from memrl.engine.deepspeed_engine import Engine
     from memrl.model import load_model
-    from memrl.rl import distributed
-    from memrl.rl.engine import Engine
     from memrl.rl.packing import TrainTurn
     from memrl.rl.update import accumulate_gradients, prepare_update
     from memrl.types import Turn

@@ -51,7 +51,7 @@ class AgentOptions:
     """How a document is read; see `memrl/agents/memory.py`."""
 
     prompts: str = "question_first"
-    """Prompt file: a path, or a name in configs/prompts."""
+    """Prompt file: a path, or a name in memrl/prompts."""
     chunk_tokens: int = 5000
     """Document tokens of one chunk."""
     memory_tokens: int = 1024

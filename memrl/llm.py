@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from memrl.crew import Crew
 from memrl.prompts import PromptTemplate
-from memrl.sampler import Request, Sampler, SamplingParams, row_seed
+from memrl.sampler import Request, Sampler, SamplingParams
 from memrl.tokenizer import Tokenizer
 from memrl.types import Turn
+from memrl.utils.crew import Crew
+from memrl.utils.seeds import row_seed
 
 T = TypeVar("T")
 

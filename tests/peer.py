@@ -3,7 +3,7 @@
 import torch
 
 from memrl.model import Transformer, TransformerConfig
-from memrl.model.rope import RopeConfig
+from memrl.model.positions import RopeConfig
 
 
 def rope_settings(rope: RopeConfig) -> dict:

@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.ablations import find_variants, plan, publish, write_documents
-from memrl.config import validate
-from memrl.evaluation.ablation_plot import plot_ablations
-from memrl.evaluation.ablation_table import (
+from benchmarks.ablation_plot import plot_ablations
+from benchmarks.ablation_table import (
     SeedResult,
     Variant,
     accuracy,
@@ -25,6 +23,8 @@ from memrl.evaluation.ablation_table import (
     paired_interval,
     steps_to_level,
 )
+from benchmarks.ablations import find_variants, plan, publish, write_documents
+from memrl.config import validate
 from train import parse
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 
 from memrl.agents import AgentConfig, memory_agent
-from memrl.limits import check_cache, longest_turn
+from memrl.agents.limits import check_cache, longest_turn
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import Transformer
 from memrl.prompts import Prompts
-from memrl.sampler import Request, Sampler, SamplingParams, row_seed
+from memrl.sampler import Request, Sampler, SamplingParams
 from memrl.sampler.kv_cache import KVCache
 from memrl.types import Sample
+from memrl.utils.seeds import row_seed
 from tests.test_tokenizer import character_tokenizer
 
 PROMPTS = Prompts(

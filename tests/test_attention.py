@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from kernels.attention import AttentionBackend, merge_into, pick_attention
-from kernels.attention import triton_backend as tb
-from kernels.attention.base import merge_parts
-from kernels.attention.eager import EagerAttention
-from kernels.attention.flash import FlashAttention
-from kernels.attention.sdpa import SdpaAttention
-from kernels.attention.triton_backend import TritonAttention
+from memrl.kernels.attention import AttentionBackend, merge_into, pick_attention
+from memrl.kernels.attention import triton_backend as tb
+from memrl.kernels.attention.base import merge_parts
+from memrl.kernels.attention.eager import EagerAttention
+from memrl.kernels.attention.flash import FlashAttention
+from memrl.kernels.attention.sdpa import SdpaAttention
+from memrl.kernels.attention.triton_backend import TritonAttention
 from tests.fake_flash_attn import fake_flash_attn
 
 INTERPRETED = tb.interpreted()

@@ -5,9 +5,9 @@ import sys
 import pytest
 import torch
 
-from kernels.attention import pick_attention
-from kernels.attention.flash import FlashAttention
-from kernels.attention.pick import BACKENDS
+from memrl.kernels.attention import pick_attention
+from memrl.kernels.attention.flash import FlashAttention
+from memrl.kernels.attention.pick import BACKENDS
 from tests.fake_flash_attn import fake_flash_attn
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from memrl import cli, config
+from memrl import config
 from memrl.config import OptimOptions, TrainConfig, validate, validate_start
+from memrl.utils import command_line as cli
 
 REPO = Path(__file__).resolve().parent.parent
 CONFIGS = sorted(p for p in (REPO / "configs").rglob("*.yaml") if "prompts" not in p.relative_to(REPO).parts)
@@ -88,7 +89,7 @@ def test_the_defaults_are_valid():
 
 
 def test_warm_up_counts_optimizer_steps_and_does_not_begin_at_zero():
-    from memrl.rl.engine import learning_rate_factor
+    from memrl.engine.deepspeed_engine import learning_rate_factor
 
     optim, total = OptimOptions(), 6400
     factors = [learning_rate_factor(update, total, optim) for update in range(total)]
@@ -98,7 +99,7 @@ def test_warm_up_counts_optimizer_steps_and_does_not_begin_at_zero():
 
 
 def test_the_rate_may_fall_linearly_to_a_part_of_the_peak():
-    from memrl.rl.engine import learning_rate_factor
+    from memrl.engine.deepspeed_engine import learning_rate_factor
 
     optim = OptimOptions(warmup_updates=10, min_lr_ratio=0.1)
     assert learning_rate_factor(9, 110, optim) == 1

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from memrl.rl.console import StepTable
+from memrl.training.console import StepTable
 
 METRICS = {
     "reward/mean": 0.5416,

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from memrl.rl.curves import main, plot_curves, read_curves, smooth
+from memrl.report.curves import main, plot_curves, read_curves, smooth
 
 
 def write_run(folder, steps: int, validations=(), **extra):

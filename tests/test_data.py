@@ -209,5 +209,5 @@ def test_load_jsonl_missing_file_or_folder_is_refused(tmp_path):
 
 
 def test_reading_data_does_not_import_torch():
-    script = "import sys, memrl.data, memrl.data.parquet, memrl.verify; sys.exit('torch' in sys.modules)"
+    script = "import sys, memrl.data, memrl.data.parquet, memrl.scoring.verify; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0

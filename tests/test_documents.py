@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
+from memrl.data.corpora import read_questions, read_source
 from memrl.data.documents import LongDocuments, TokenCounter, heading
 from memrl.data.paragraphs import Paragraph, Pool, Question, sample_seed
-from memrl.data.sources import read_questions, read_source
 
 # Degrees of freedom -> the quantile 0.999 of the chi-square distribution: where positions are uniform, 1 in 1,000 is above it.
 CRITICAL = {9: 27.877, 19: 43.820, 49: 85.351}

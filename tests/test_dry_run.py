@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from memrl.rl.dry_run import DEFAULT_GPU_GIB, _changed, find_fixes, longest_tokens, parse_gpus
-from memrl.rl.memory_plan import GIB, count_sizes, plan_memory, weights_dtype
+from memrl.training.dry_run import DEFAULT_GPU_GIB, _changed, find_fixes, longest_tokens, parse_gpus
+from memrl.training.memory_plan import GIB, count_sizes, plan_memory, weights_dtype
 
 REPO = Path(__file__).resolve().parent.parent
 SEVEN = {
@@ -116,8 +116,8 @@ def test_without_a_tokenizer_the_prompt_is_estimated_and_that_is_said(train, sev
 
 
 def test_with_a_tokenizer_the_longest_turn_is_the_runs_own(train, tmp_path):
-    from memrl.limits import longest_turn
-    from memrl.rl.trainer import build_agent
+    from memrl.agents.limits import longest_turn
+    from memrl.training.trainer import build_agent
     from tests.tiny_folder import make_folder, make_tokenizer
 
     config = train.parse(arguments(make_folder(tmp_path / "model"), "memagent_7b"))
@@ -126,9 +126,9 @@ def test_with_a_tokenizer_the_longest_turn_is_the_runs_own(train, tmp_path):
 
 
 def test_the_estimate_of_the_prompt_is_near(train, seven, shared_data):
-    from memrl.limits import longest_turn
-    from memrl.rl.trainer import build_agent
+    from memrl.agents.limits import longest_turn
     from memrl.tokenizer import load_tokenizer
+    from memrl.training.trainer import build_agent
 
     config = train.parse(arguments(seven, "memagent_7b"))
     exact = longest_turn(load_tokenizer(shared_data / "tokenizer" / "qwen2.5-instruct"), build_agent(config))

@@ -20,7 +20,7 @@ from memrl.endpoint.server import split_url
 from memrl.llm import Decoding, LocalLLM
 from memrl.llm import Session as LocalSession
 from memrl.prompts import Prompts
-from memrl.reading import read_document
+from memrl.reading.reader import read_document
 from memrl.types import Sample
 from tests.fake_endpoint import FakeEndpoint, Reply
 from tests.tiny_folder import PROMPTS, make_tokenizer

@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file
 
 from memrl.config import EngineOptions, ModelOptions, OptimOptions, TrainConfig
+from memrl.engine.deepspeed_engine import deepspeed_config
+from memrl.engine.load import load_policy, load_replica
 from memrl.model import PackedContext, TransformerConfig, save_model
 from memrl.model.loader import from_scratch
-from memrl.rl.engine import deepspeed_config
-from memrl.rl.start import load_policy, load_replica
 from tests.workers import engine_options, partitioned_start
 from tests.workers.launch import torchrun
 

@@ -114,7 +114,7 @@ def test_who_interrupts_is_told_what_is_finished(folder, questions, tmp_path, ca
 
 
 def test_what_goes_wrong_after_the_reading_is_one_line_too(folder, questions, tmp_path, capsys):
-    from memrl.evaluation import command
+    from memrl.evaluation import eval_command as command
 
     out = tmp_path / "out"
     options = ["--model", folder, "--task", questions, "--out", out, "--device", "cpu", "--samples", 1]

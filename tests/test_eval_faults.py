@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from memrl.evaluation import Key, RankResults, Results, row_key
-from memrl.evaluation.ranks import Ranks
+from memrl.evaluation.eval_ranks import Ranks
 from tests.tiny_folder import WORDS, make_folder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -203,7 +203,8 @@ def run_ranks(code: str, numbers=(0, 1)) -> list[tuple[int, str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    head = "from datetime import timedelta; from memrl.evaluation import ranks as module; ranks = module.Ranks.of_environment()\n"
+    head = "from datetime import timedelta; from memrl.evaluation import eval_ranks as module\n"
+    head += "ranks = module.Ranks.of_environment()\n"
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(

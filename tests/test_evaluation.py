@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from memrl.agents.settings import load_agent
+from memrl.agents.agent_file import load_agent
 from memrl.evaluation import (
     Key,
     all_keys,
@@ -24,13 +24,14 @@ from memrl.evaluation import (
     wilson_interval,
     write_summary,
 )
-from memrl.evaluation.documents import Documents
+from memrl.evaluation.accuracy_plot import plot_accuracy
+from memrl.evaluation.document_cache import Documents
 from memrl.evaluation.measure import Meter, depths_of, held_digit, measure
 from memrl.evaluation.methods import MethodOptions, make_methods
-from memrl.evaluation.plot import plot_accuracy
-from memrl.runtime import ReaderOptions, load_settings, open_llm, pick_device
-from memrl.scores import SCORES
+from memrl.reading.open_model import ReaderOptions, load_settings, open_llm
+from memrl.scoring.scores import SCORES
 from memrl.types import Sample, Trajectory, Turn
+from memrl.utils.devices import pick_device
 from tests.tiny_folder import WORDS, make_folder
 
 QUESTION = "name ?"

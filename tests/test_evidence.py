@@ -2,8 +2,8 @@
 
 import pytest
 
-from memrl.pages.evidence import chunk_spans, find_answers, is_traceable, trace_answers
 from memrl.prompts import load_prompts
+from memrl.scoring.evidence import chunk_spans, find_answers, is_traceable, trace_answers
 
 QUESTION = "Who directed Ed Wood, Tim Burton or Ed Wood?"
 CHUNKS = ["Nothing of use here.", "The film was made by Tim Burton in 1994.", "Johnny Depp had the main part.", "The end."]

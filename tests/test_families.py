@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from memrl.model import PackedContext, Transformer, TransformerConfig, load_model, logits_of, read_config, save_model
-from memrl.model.rope import RopeConfig
+from memrl.model.positions import RopeConfig
 from memrl.model.transformer import meta_model
 from tests.peer import peer_logits, peer_of
 

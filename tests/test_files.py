@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from memrl.files import fingerprint, write_whole
+from memrl.utils.files import fingerprint, write_whole
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBackend, pick_attention
-from kernels.attention.eager import EagerAttention
+from memrl.kernels.attention import AttentionBackend, pick_attention
+from memrl.kernels.attention.eager import EagerAttention
 from memrl.model import PackedContext
 from memrl.sampler import Sampler, SamplingParams
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from memrl.agents import memory_agent
-from memrl.reading import Reading, Step, chunk_pace, read_documents, read_text
-from memrl.runtime import ReaderOptions, load_settings, open_llm
-from memrl.trace import changes, write_trace
+from memrl.reading.open_model import ReaderOptions, load_settings, open_llm
+from memrl.reading.reader import Reading, Step, chunk_pace, read_documents
+from memrl.reading.text_files import read_text
+from memrl.report.trace_command import changes, write_trace
 from memrl.types import Sample
 from tests.tiny_folder import CHAT, WORDS, make_folder
 
@@ -184,7 +185,7 @@ def test_document_that_fails_fails_alone(infer, text_file, tmp_path, monkeypatch
             raise RuntimeError("the memory is full")
         return await memory_agent(llm, sample, config)
 
-    monkeypatch.setattr("memrl.reading.memory_agent", agent)
+    monkeypatch.setattr("memrl.reading.reader.memory_agent", agent)
     (tmp_path / "other.txt").write_text("red blue")
     out = tmp_path / "answers.json"
     code, printed, _ = infer(text_file, tmp_path / "other.txt", "-q", Q, "--json", out)
@@ -358,9 +359,7 @@ def test_trace_is_escaped_and_needs_nothing_from_outside(tmp_path):
     ("dtype", "has_products", "said"), [("bfloat16", False, 1), ("bfloat16", True, 0), ("float32", False, 0)]
 )
 def test_slow_bfloat16_is_said_with_what_to_do(infer, tmp_path, monkeypatch, dtype, has_products, said):
-    import kernels
-
-    monkeypatch.setattr(kernels, "multiplies_bf16", lambda device: has_products)
+    monkeypatch.setattr("memrl.kernels.logprob.multiplies_bf16", lambda device: has_products)
     (tmp_path / "short.txt").write_text("red stone .")
     code, _, errors = infer(tmp_path / "short.txt", "-q", "name ?", "--dtype", dtype)
     assert code == 0 and sum("--dtype float32 is several times faster" in line for line in errors) == said

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from memrl.model import Transformer, TransformerConfig, describe_model, load_model, loader, read_config, save_model, weights
 from memrl.model.loader import CheckpointError
-from memrl.model.rope import RopeConfig
+from memrl.model.positions import RopeConfig
 from memrl.model.saver import save_state
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-import kernels.logprob
-from kernels import token_logprobs
+from memrl.kernels import logprob
+from memrl.kernels.logprob import token_logprobs
 
 N, C, V = 5, 6, 11
 TARGETS = torch.tensor([2, 0, 10, 10, 7])
@@ -35,14 +35,14 @@ def tiles(request, monkeypatch):
 
 
 def set_tiles(monkeypatch, high: int, wide: int) -> None:
-    monkeypatch.setattr(kernels.logprob, "_tile_shape", lambda *_: (high, wide))
+    monkeypatch.setattr(logprob, "_tile_shape", lambda *_: (high, wide))
 
 
 def test_a_large_vocabulary_is_cut_both_ways_and_every_logit_is_in_one_tile(monkeypatch):
-    monkeypatch.setattr(kernels.logprob, "TILE_ROWS", 8)
-    monkeypatch.setattr(kernels.logprob, "TILE_ELEMENTS", 40)
+    monkeypatch.setattr(logprob, "TILE_ROWS", 8)
+    monkeypatch.setattr(logprob, "TILE_ELEMENTS", 40)
     seen = torch.zeros(19, V)
-    for begin, w, blocks in kernels.logprob._tiles(torch.zeros(19, C), torch.zeros(V, C)):
+    for begin, w, blocks in logprob._tiles(torch.zeros(19, C), torch.zeros(V, C)):
         for rows in blocks:
             tile = seen[rows, begin : begin + len(w)]
             assert tile.numel() <= 40 and w.numel() <= 40
@@ -123,7 +123,7 @@ def test_the_cut_changes_nothing_but_rounding(high, wide, monkeypatch):
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("product", [torch.bfloat16, torch.float32])
 def test_bf16_rounds_the_logits_and_nothing_after(product, monkeypatch):
-    monkeypatch.setattr(kernels.logprob, "_product_dtype", lambda _: product)
+    monkeypatch.setattr(logprob, "_product_dtype", lambda _: product)
     hidden, weight = inputs(torch.bfloat16)
     logprobs, entropies = token_logprobs(hidden, weight, TARGETS)
     assert logprobs.dtype == entropies.dtype == torch.float32
@@ -178,8 +178,8 @@ def test_working_memory_does_not_grow_with_rows_times_vocabulary(monkeypatch):
             self.elements = max(self.elements, *sizes, 0)
             return out
 
-    monkeypatch.setattr(kernels.logprob, "TILE_ROWS", 8)
-    monkeypatch.setattr(kernels.logprob, "TILE_ELEMENTS", 512)
+    monkeypatch.setattr(logprob, "TILE_ROWS", 8)
+    monkeypatch.setattr(logprob, "TILE_ELEMENTS", 512)
     hidden, weight = normal(300, 4, dtype=torch.float32), normal(200, 4, seed=1, dtype=torch.float32)
     leaves = [hidden.requires_grad_(), weight.requires_grad_()]
     with Largest() as seen:

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from memrl.config import TrainConfig
-from memrl.rl import agreement, distributed
-from memrl.rl.checkpoint import RunFolder
+from memrl.engine import distributed
+from memrl.training import same_run as agreement
+from memrl.training.checkpoint import RunFolder
 from tests.tiny_run import make_run
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"

@@ -14,14 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from memrl.config import TrainConfig
+from memrl.engine.deepspeed_engine import REDUCE_BUCKET
 from memrl.model import Transformer, TransformerConfig
-from memrl.model.attention import PackedContext
+from memrl.model.attention_context import PackedContext
 from memrl.model.lora import add_adapters
-from memrl.rl import memory_plan
-from memrl.rl.engine import REDUCE_BUCKET
-from memrl.rl.memory_plan import GIB, check_fits, count_sizes, partition_elements, plan_memory
 from memrl.sampler import Sampler, SamplingParams
 from memrl.sampler.sampling import RowParams, sample_tokens, uniform
+from memrl.training import memory_plan
+from memrl.training.memory_plan import GIB, check_fits, count_sizes, partition_elements, plan_memory
 
 REPO = Path(__file__).resolve().parent.parent
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -83,9 +83,9 @@ def test_each_parameter_is_cut_into_padded_equal_parts():
 RANK = """
 import json, sys, torch
 from memrl.config import EngineOptions, OptimOptions
-from memrl.model.attention import PackedContext
-from memrl.rl import distributed
-from memrl.rl.engine import Engine
+from memrl.model.attention_context import PackedContext
+from memrl.engine import distributed
+from memrl.engine.deepspeed_engine import Engine
 from tests.test_memory_plan import SMALL, real_model
 distributed.init("cpu")
 held = {}

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from memrl.agents import AgentConfig, memory_agent
-from memrl.cli import Parser
+from memrl.agents.limits import check_turn
 from memrl.evaluation.methods import ENDPOINT_RESERVE, METHODS, MethodOptions, make_methods
-from memrl.limits import check_turn
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import Transformer
 from memrl.prompts import Prompts, load_prompts
 from memrl.sampler import Request, Sampler, SamplingParams
 from memrl.types import Sample
+from memrl.utils.command_line import Parser
 from tests.test_agent import ScriptedSampler
 from tests.test_tokenizer import character_tokenizer
 

@@ -8,7 +8,7 @@ import torch
 
 from memrl.model import PackedContext, Transformer, TransformerConfig, logits_of, read_config
 from memrl.model.loader import from_scratch
-from memrl.model.rope import RopeConfig, rope_angles, rope_inverse_frequencies
+from memrl.model.positions import RopeConfig, rope_angles, rope_inverse_frequencies
 from tests.peer import peer_config, peer_logits, peer_of
 
 # hidden, heads, kv heads, head size, feed-forward size, layers, vocabulary, tied

@@ -9,12 +9,12 @@ import torch
 from memrl.agents import AgentConfig
 from memrl.config import DataOptions, WarmStartOptions
 from memrl.data.needle import NAMES, SENTENCE_WORDS, WORDS, build_tokenizer, make_chunk, make_sample
-from memrl.data.source import NeedleSource
+from memrl.data.training_source import NeedleSource
 from memrl.model import PackedContext
 from memrl.prompts import load_prompts
-from memrl.rl import warmstart
+from memrl.scoring.verify import strict_match
 from memrl.tokenizer import Tokenizer, load_tokenizer
-from memrl.verify import strict_match
+from memrl.training import miniature_start as warmstart
 
 AGENT = AgentConfig(load_prompts("miniature"), 25, 6, 8, 4)
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kernels.packed_linear import can_pack, pack_weight, packed_linear
+from memrl.kernels.packed_linear import can_pack, pack_weight, packed_linear
 from memrl.model import load_model, logits_of, save_model
-from memrl.model.packed import pack_weights
+from memrl.model.packed_weights import pack_weights
 from memrl.sampler import Sampler, SamplingParams
 
 needs_bf16 = pytest.mark.skipif(

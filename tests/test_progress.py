@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from memrl.progress import Progress, format_seconds
+from memrl.utils.progress import Progress, format_seconds
 
 
 class Clock:

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import pick_attention
 from memrl.agents import AgentConfig, memory_agent
+from memrl.kernels.attention import pick_attention
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import Transformer, logits_of
 from memrl.prompts import load_prompts

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from memrl.config import ModelOptions, RLOptions, TrainConfig
+from memrl.engine.load import load_replica
 from memrl.model import PackedContext, TransformerConfig, load_model, save_model
 from memrl.model.loader import from_scratch
 from memrl.model.lora import add_adapters
 from memrl.rl.packing import MicroBatch, TrainTurn, pack_turns
 from memrl.rl.reference import BaseReference, make_reference
-from memrl.rl.start import load_replica
 from memrl.types import Turn
 from tests.workers.lora_step import fill_adapters
 

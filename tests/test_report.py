@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memrl.evaluation import report_numbers as numbers
-from memrl.evaluation.depth_map import depth_map, tenths
-from memrl.evaluation.plot import short_length
-from memrl.evaluation.report_pages import left_out, make_report
-from memrl.evaluation.report_tables import MOST_FAILURES, failure_table, table
-from memrl.evaluation.retention import Kept, evidence_chunk, held_shares, is_traced, kept, offsets, retention
-from memrl.evaluation.series import Series, read_series
+from memrl.evaluation.accuracy_plot import short_length
 from memrl.evaluation.statistics import score_interval
-from memrl.report import main
-from memrl.scores import SCORES
+from memrl.report import report_numbers as numbers
+from memrl.report.__main__ import main
+from memrl.report.depth_map import depth_map, tenths
+from memrl.report.report_pages import left_out, make_report
+from memrl.report.report_tables import MOST_FAILURES, failure_table, table
+from memrl.report.retention import Kept, evidence_chunk, held_shares, is_traced, kept, offsets, retention
+from memrl.report.series import Series, read_series
+from memrl.scoring.scores import SCORES
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -447,7 +447,11 @@ def test_mistakes_are_one_line_and_code_2(folders, tmp_path, capsys, arguments, 
 
 def test_help_is_quick_and_names_the_scores():
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "memrl.report", "--help"], cwd=REPO, capture_output=True, text=True, check=True
+        [sys.executable, "-X", "importtime", "-m", "memrl.report", "--help"],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "{strict,lenient,exact,f1,ruler}" in done.stdout and "95% intervals" in " ".join(done.stdout.split())
     assert "matplotlib" not in done.stderr

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memrl.reward_pool import RewardPool
-from memrl.reward_worker import ERROR_CHARACTERS, ORPHAN_GRACE_S, judge, one_line
-from memrl.rewards import verifier_scores
+from memrl.scoring.reward_pool import RewardPool
+from memrl.scoring.reward_worker import ERROR_CHARACTERS, ORPHAN_GRACE_S, judge, one_line
+from memrl.scoring.rewards import verifier_scores
 from memrl.types import Sample, Trajectory
 
 REPO = Path(__file__).resolve().parent.parent
@@ -473,7 +473,7 @@ def test_a_worker_outlives_the_time_limit_of_its_last_score(hasty):
 SCRIPT = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
-from memrl.reward_pool import RewardPool
+from memrl.scoring.reward_pool import RewardPool
 from memrl.types import Sample, Trajectory
 
 pool = RewardPool(sys.argv[2], 2, 0.5 if sys.argv[3] == "regex" else 600.0)

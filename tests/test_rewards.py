@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memrl.rewards import score, verifier_scores
-from memrl.scores import score_response
+from memrl.scoring.rewards import score, verifier_scores
+from memrl.scoring.scores import score_response
 from memrl.types import Sample, Trajectory
 
 

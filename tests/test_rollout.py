@@ -9,9 +9,9 @@ from memrl.config import RLOptions
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import Transformer
 from memrl.prompts import Prompts
-from memrl.rewards import score
 from memrl.rl.rollout import assign_advantages, collect_groups, collect_step
 from memrl.sampler import Sampler
+from memrl.scoring.rewards import score
 from memrl.types import Group, Sample, Trajectory, Turn
 from tests.test_tokenizer import character_tokenizer
 

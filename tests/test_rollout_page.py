@@ -6,11 +6,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from memrl.pages.evidence import Found, find_answers
-from memrl.pages.html import highlighted
-from memrl.pages.rollouts import verdict
-from memrl.reading import Reading, Step
-from memrl.trace import main, write_rollouts, write_trace
+from memrl.reading.reader import Reading, Step
+from memrl.report.html import highlighted
+from memrl.report.rollout_page import verdict
+from memrl.report.trace_command import main, write_rollouts, write_trace
+from memrl.scoring.evidence import Found, find_answers
 from memrl.types import Sample
 
 ATTACK = "</div></details><script>alert(1)</script><img src=http://x/y onerror=z>\" onmouseover='z \ud800 &amp;"

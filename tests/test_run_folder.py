@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from memrl.config import TrainConfig
-from memrl.rl import distributed
-from memrl.rl.checkpoint import RunFolder, SaveError
+from memrl.engine import distributed
+from memrl.training.checkpoint import RunFolder, SaveError
 
 INPUTS = {"prompts": "a", "data": "b"}
 

@@ -8,13 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import pick_attention
-from kernels.attention.tables import PageTable
+from memrl.kernels.attention import pick_attention
+from memrl.kernels.attention.tables import PageTable
 from memrl.model import PackedContext, Transformer, logits_of
-from memrl.sampler import Request, Sampler, SamplingParams, kv_cache, row_seed
-from memrl.sampler.graphs import DecodeGraphs
+from memrl.sampler import Request, Sampler, SamplingParams, kv_cache
+from memrl.sampler.cuda_graphs import DecodeGraphs
 from memrl.sampler.kv_cache import KVCache
 from memrl.sampler.sampler import step_tokens
+from memrl.utils.seeds import row_seed
 
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0)
 

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memrl.sampler import truncation
-from memrl.sampler.sampling import BLOCK, RowParams, SamplingParams, row_seed, sample_tokens, uniform
-from memrl.sampler.stopping import StopStrings
+from memrl.sampler import top_k_top_p as truncation
+from memrl.sampler.sampling import BLOCK, RowParams, SamplingParams, sample_tokens, uniform
+from memrl.sampler.stop_strings import StopStrings
+from memrl.utils.seeds import row_seed
 
 VOCABULARIES = [1, 7, 1023, 1024, 1025, 2048, 151_936]
 FILTERS = [

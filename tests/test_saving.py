@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from memrl.model import Transformer, load_model, logits_of, save_model
 from memrl.model.loader import CheckpointError, save_state
-from memrl.model.rope import RopeConfig
+from memrl.model.positions import RopeConfig
 
 IDS = [5, 0, 511, 17, 17, 300, 42, 9]
 YARN = RopeConfig(theta=5e5, kind="yarn", factor=4.0, original_max_position_embeddings=128, beta_fast=16.0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memrl.scores import SCORES, score_response
+from memrl.scoring.scores import SCORES, score_response
 
 THIRD = pytest.approx(1 / 3)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from memrl.agents import AgentConfig
-from memrl.agents.settings import FILE_NAME, load_agent, save_agent
+from memrl.agents.agent_file import FILE_NAME, load_agent, save_agent
 from memrl.prompts import Prompts, load_prompts
 
 ODD = Prompts(

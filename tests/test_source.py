@@ -6,8 +6,8 @@ import pytest
 
 from memrl.config import DataOptions, TrainConfig, ValidationOptions
 from memrl.data import write_samples
-from memrl.data.source import FileSource, NeedleSource
-from memrl.rl.validation import validation_samples
+from memrl.data.training_source import FileSource, NeedleSource
+from memrl.training.validation import validation_samples
 from memrl.types import Sample
 
 
@@ -55,7 +55,7 @@ def test_validation_reads_the_first_samples_of_either_kind_of_file(path):
 
 
 def test_a_file_of_training_and_validation_is_checked_once(path, monkeypatch):
-    from memrl.rl.trainer import make_source
+    from memrl.training.trainer import make_source
 
     config = TrainConfig(data=DataOptions(path=str(path)), validation=ValidationOptions(every=1, path=str(path), samples=3))
     training = make_source(config).samples
@@ -68,8 +68,8 @@ def test_the_lengths_of_questions_are_checked_without_reading_a_document(path, m
     from memrl.agents import AgentConfig
     from memrl.data.needle import build_tokenizer
     from memrl.prompts import load_prompts
-    from memrl.rl.trainer import check_limits, make_source
     from memrl.tokenizer import Tokenizer
+    from memrl.training.trainer import check_limits, make_source
 
     config = TrainConfig(data=DataOptions(path=str(path)))
     source, tokenizer = make_source(config), Tokenizer(build_tokenizer())

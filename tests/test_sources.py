@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from memrl.data.corpora import read_pool, read_questions, read_source, read_sources, source_files
+from memrl.data.corpora.items import read_items
 from memrl.data.paragraphs import Paragraph
-from memrl.data.sources import read_pool, read_questions, read_source, read_sources, source_files
-from memrl.data.sources.items import read_items
 
 
 def hotpot_item(number: int) -> dict:
@@ -187,14 +187,14 @@ def test_a_folder_stands_for_its_parquet_files_in_order(tmp_path):
 @pytest.mark.parametrize("block", [1, 7, 64, 1000])
 def test_a_list_is_the_same_in_blocks_of_any_size(write, monkeypatch, block):
     items = [{"title": f"T{i}", "text": '[x], "y\\ ' * i} for i in range(1, 9)]
-    monkeypatch.setattr("memrl.data.sources.items._BLOCK", block)
+    monkeypatch.setattr("memrl.data.corpora.items._BLOCK", block)
     for text in (json.dumps(items), "\ufeff\n  " + json.dumps(items, indent=3) + " \n"):
         assert read_source(write(text)).paragraphs == [(item["title"], item["text"]) for item in items]
 
 
 def test_of_a_list_no_more_than_a_block_is_held_as_text(write, monkeypatch):
     path = write([{"title": f"T{i}", "text": "x" * 1000} for i in range(3000)])
-    monkeypatch.setattr("memrl.data.sources.items._BLOCK", 2**14)
+    monkeypatch.setattr("memrl.data.corpora.items._BLOCK", 2**14)
     tracemalloc.start()
     try:
         assert sum(1 for _ in read_items(path)) == 3000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memrl.rl.stopping import SAME_REQUEST_S
+from memrl.training.graceful_stop import SAME_REQUEST_S
 
 from .workers import stopping as worker
 
@@ -85,8 +85,8 @@ def test_one_request_that_arrives_twice_is_one_request(launch):
 
 BETWEEN_STEPS = """
 import os, signal, sys, time
-from memrl.rl import distributed
-from memrl.rl.stopping import GracefulStop
+from memrl.engine import distributed
+from memrl.training.graceful_stop import GracefulStop
 stop = GracefulStop("start again")
 distributed.init("cpu")
 stop.begin_step(3)

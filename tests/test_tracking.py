@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from memrl.config import LogOptions
-from memrl.rl import tracking
-from memrl.rl.tracking import Tracker, check_tracking
+from memrl.training import tracking
+from memrl.training.tracking import Tracker, check_tracking
 
 CONFIG = {"rl": {"steps": 3}, "model": {"path": None}}
 

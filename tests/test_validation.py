@@ -6,11 +6,11 @@ from functools import partial
 import pytest
 
 from memrl.config import DataOptions, TrainConfig, ValidationOptions
+from memrl.engine import distributed
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import Transformer
-from memrl.rl import distributed
-from memrl.rl.validation import validate_policy, validation_samples
 from memrl.sampler import Sampler
+from memrl.training.validation import validate_policy, validation_samples
 from memrl.types import Sample
 from tests.test_rollout import AGENT, ParityRewards
 from tests.test_tokenizer import character_tokenizer
@@ -59,7 +59,7 @@ def test_the_miniatures_validation_documents_are_not_those_of_training():
     samples = validation_samples(config)
     assert len({sample.context for sample in samples}) == 20
     assert validation_samples(config) == samples
-    from memrl.rl.trainer import make_source
+    from memrl.training.trainer import make_source
 
     drawn = {make_source(config).sample(step, index).context for step in range(20) for index in range(20)}
     assert not drawn & {sample.context for sample in samples}

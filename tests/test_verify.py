@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memrl.verify import exact_match, extract_answer, last_boxed, lenient_match, strict_match, token_f1
+from memrl.scoring.verify import exact_match, extract_answer, last_boxed, lenient_match, strict_match, token_f1
 
 BOXES = [
     # (text, content of the last box)

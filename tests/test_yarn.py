@@ -8,8 +8,8 @@ import torch
 
 from memrl.model import Transformer, TransformerConfig, load_dispatched, load_model, logits_of, read_config, save_model
 from memrl.model.hf_config import CheckpointError, longest_text
-from memrl.model.rope import RopeConfig
-from memrl.runtime import ReaderOptions, load_settings, model_settings, model_window, open_llm
+from memrl.model.positions import RopeConfig
+from memrl.reading.open_model import ReaderOptions, load_settings, model_settings, model_window, open_llm
 from tests.tiny_folder import make_folder
 
 WINDOW, FACTOR = 64, 4.0

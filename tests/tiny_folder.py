@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from memrl.agents import AgentConfig
-from memrl.agents.settings import save_agent
+from memrl.agents.agent_file import save_agent
 from memrl.model import TransformerConfig, save_model
 from memrl.model.loader import from_scratch
 from memrl.prompts import Prompts

@@ -7,8 +7,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from kernels.attention.base import AttentionBackend, check_total, merge_parts
-from kernels.attention.page_plan import PagePlan, plan_pages
+from memrl.kernels.attention.base import AttentionBackend, check_total, merge_parts
+from memrl.kernels.attention.page_plan import PagePlan, plan_pages
 
 Runs = list[tuple[int, int]]  # (length, how many sequences of that length follow one another)
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.attention.batched import BatchedAttention, Runs, split_runs
+from memrl.kernels.attention.batched import BatchedAttention, Runs, split_runs
 
 
 class EagerAttention(BatchedAttention):

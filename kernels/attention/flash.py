@@ -4,8 +4,8 @@ import re
 
 from torch import Tensor
 
-from kernels.attention.base import check_total
-from kernels.attention.tables import PageTable, SequenceTable, TableAttention
+from memrl.kernels.attention.base import check_total
+from memrl.kernels.attention.tables import PageTable, SequenceTable, TableAttention
 
 
 class FlashAttention(TableAttention):

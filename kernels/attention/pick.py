@@ -4,11 +4,11 @@ import importlib
 
 import torch
 
-from kernels.attention.base import AttentionBackend
-from kernels.attention.eager import EagerAttention
-from kernels.attention.flash import FlashAttention
-from kernels.attention.sdpa import SdpaAttention
-from kernels.attention.triton_backend import TritonAttention, interpreted
+from memrl.kernels.attention.base import AttentionBackend
+from memrl.kernels.attention.eager import EagerAttention
+from memrl.kernels.attention.flash import FlashAttention
+from memrl.kernels.attention.sdpa import SdpaAttention
+from memrl.kernels.attention.triton_backend import TritonAttention, interpreted
 
 BACKENDS = {backend.name: backend for backend in (EagerAttention, SdpaAttention, FlashAttention, TritonAttention)}
 ATTENTION_NAMES = ("auto", *BACKENDS)

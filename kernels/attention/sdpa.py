@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.attention.batched import BatchedAttention, Runs, split_runs
-from kernels.attention.eager import EagerAttention
+from memrl.kernels.attention.batched import BatchedAttention, Runs, split_runs
+from memrl.kernels.attention.eager import EagerAttention
 
 _CPU_FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _GPU_FUSED = torch.ops.aten._scaled_dot_product_efficient_attention

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.attention.base import AttentionBackend
+from memrl.kernels.attention.base import AttentionBackend
 
 
 class SequenceTable(NamedTuple):

@@ -5,10 +5,10 @@ import os
 import torch
 from torch import Tensor
 
-from kernels.attention.base import check_total, merge_parts
-from kernels.attention.batched import equal_runs
-from kernels.attention.sdpa import SdpaAttention
-from kernels.attention.tables import PageTable, SequenceTable, TableAttention
+from memrl.kernels.attention.base import check_total, merge_parts
+from memrl.kernels.attention.batched import equal_runs
+from memrl.kernels.attention.sdpa import SdpaAttention
+from memrl.kernels.attention.tables import PageTable, SequenceTable, TableAttention
 
 PROGRAMS = 512  # decoding cuts its rows until there are about as many programs, a few for each multiprocessor of a large GPU
 LEAST_SHARE = 256  # tokens of a row for which a program of its own pays
@@ -26,7 +26,7 @@ class TritonAttention(TableAttention):
     name = "triton"
 
     def __init__(self):
-        from kernels.attention import triton_kernels
+        from memrl.kernels.attention import triton_kernels
 
         self._kernels = triton_kernels
         self._differentiable = SdpaAttention()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from memrl.agents.agent_file import DEFAULT_PROMPTS
 from memrl.agents.memory import AgentConfig, check_question
-from memrl.agents.settings import DEFAULT_PROMPTS
 from memrl.prompts import load_prompts
 from memrl.types import Sample, Trajectory
 

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from memrl.data.custom import JsonlSamples, Samples, load_jsonl
-from memrl.data.writing import to_row, write_samples
+from memrl.data.dataset_writer import to_row, write_samples
 
 __all__ = ["JsonlSamples", "Samples", "load_jsonl", "load_samples", "to_row", "write_samples"]
 

@@ -4,8 +4,8 @@ import argparse
 import importlib
 import sys
 
-from memrl.cli import user_errors
 from memrl.data.commands.options import Parser
+from memrl.utils.command_line import user_errors
 
 # Module in memrl.data.commands -> what the list of commands says. Only the module of the command that is given is imported.
 COMMANDS = {

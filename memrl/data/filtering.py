@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memrl.reading import stable_id
-from memrl.scores import score_response
+from memrl.scoring.scores import score_response
+from memrl.utils.seeds import stable_id
 
 if TYPE_CHECKING:
     from memrl.data.custom import Samples

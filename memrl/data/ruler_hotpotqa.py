@@ -9,11 +9,11 @@ made and read alike.
 
 from typing import TYPE_CHECKING
 
+from memrl.data.corpora import read_pool, read_source
 from memrl.data.documents import LongDocuments
 from memrl.data.paragraphs import Pool
-from memrl.data.sources import read_pool, read_source
-from memrl.files import fingerprint
 from memrl.types import Sample
+from memrl.utils.files import fingerprint
 
 if TYPE_CHECKING:
     from memrl.data.ruler import RulerFiles

@@ -20,12 +20,12 @@ from collections.abc import Callable, Coroutine, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from memrl.crew import Crew
 from memrl.endpoint.server import EndpointDown, EndpointError, Server
 from memrl.llm import Session as LocalSession
 from memrl.prompts import PromptTemplate
-from memrl.sampler import row_seed
 from memrl.types import Turn
+from memrl.utils.crew import Crew
+from memrl.utils.seeds import row_seed
 
 if TYPE_CHECKING:
     from memrl.llm import Decoding

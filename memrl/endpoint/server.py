@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from memrl.endpoint.failures import NoAnswer, asked_wait, backoff, is_passing, is_unreachable, names_parameter, reason
-from memrl.sampler import row_seed
+from memrl.utils.seeds import row_seed
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

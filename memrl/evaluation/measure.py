@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memrl.pages.evidence import find_answers, is_traceable
-from memrl.scores import SCORES, score_response
+from memrl.scoring.evidence import find_answers, is_traceable
+from memrl.scoring.scores import SCORES, score_response
+from memrl.scoring.verify import extract_answer
 from memrl.types import Sample, Turn
-from memrl.verify import extract_answer
 
 if TYPE_CHECKING:
     from memrl.evaluation.methods import Method

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from memrl.agents.agent_file import LIMITS
+from memrl.agents.limits import longest_turn
 from memrl.agents.memory import AgentConfig, memory_agent
 from memrl.agents.one_shot import OneShotConfig, document_prompt, one_shot_agent
 from memrl.agents.retrieval import K1, B, RetrievalConfig, import_bm25s, retrieval_agent
-from memrl.agents.settings import LIMITS
-from memrl.limits import longest_turn
 from memrl.prompts import PromptTemplate
 from memrl.types import Sample, Trajectory
 
@@ -63,7 +63,7 @@ class Method(Protocol):
     def longest_turn(
         self, tokenizer: "Tokenizer", *, document_tokens: int | None = None, question_tokens: int | None = None
     ) -> int:
-        """Tokens of the longest turn, prompt and response together; arguments as in `memrl.limits.longest_turn`."""
+        """Tokens of the longest turn, prompt and response together; arguments as in `memrl.agents.limits.longest_turn`."""
         ...
 
 
@@ -163,8 +163,8 @@ def make_methods(names: Sequence[str], options: MethodOptions, agent: AgentConfi
     """The methods by their names, in this order.
 
     Args:
-        window: of the local model (`memrl.runtime.model_window`); None for a remote endpoint, of which only the user knows it. Of
-            an endpoint's window `ENDPOINT_RESERVE` tokens are left free.
+        window: of the local model (`model_window`); None for a remote endpoint, of which only the user knows it. Of an
+            endpoint's window `ENDPOINT_RESERVE` tokens are left free.
 
     Raises:
         ValueError: no, unknown or doubled names, options that cannot be, or a package that is missing.

@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from memrl.evaluation.eval_settings import join
 from memrl.evaluation.runner import Key, Row, row_key
-from memrl.evaluation.settings import join
-from memrl.files import write_whole
+from memrl.utils.files import write_whole
 
 CONFIG_FILE, SAMPLES_FILE, LOCK_FILE = "eval_config.json", "samples.jsonl", ".lock"
 MEASURED = ("seconds", "peak_gib")  # differ from run to run where nothing else does
@@ -37,7 +37,7 @@ class Results:
     def __init__(self, folder: str | Path, settings: Mapping[str, Any], *, resume: bool = True):
         """
         Args:
-            settings: see `memrl.evaluation.settings.fingerprint`; a folder with rows made with others is refused.
+            settings: see `memrl.evaluation.eval_settings.fingerprint`; a folder with rows made with others is refused.
             resume: False refuses a folder that already holds results.
 
         Raises:

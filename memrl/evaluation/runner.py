@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memrl.agents.memory import AgentConfig
-from memrl.evaluation.documents import Documents, Place
+from memrl.evaluation.document_cache import Documents, Place
 from memrl.evaluation.measure import measure, unread
 from memrl.evaluation.tasks import Length, Task
-from memrl.reading import stable_id
+from memrl.utils.seeds import stable_id
 
 if TYPE_CHECKING:
     from memrl.evaluation.methods import Method

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from memrl.evaluation.statistics import score_interval
-from memrl.files import write_whole
-from memrl.scores import SCORES
+from memrl.scoring.scores import SCORES
+from memrl.utils.files import write_whole
 
 if TYPE_CHECKING:
     from memrl.evaluation.runner import Row

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from memrl.agents.memory import AgentConfig
-from memrl.files import fingerprint
-from memrl.lengths import read_length
-from memrl.reading import stable_id
 from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
+from memrl.utils.files import fingerprint
+from memrl.utils.lengths import read_length
+from memrl.utils.seeds import stable_id
 
 if TYPE_CHECKING:
     from memrl.data.ruler import RulerFiles
@@ -25,6 +25,13 @@ Length = int | str
 SAMPLES = 128  # documents of each length where nobody says, the original's number
 CHARACTERS_PER_TOKEN, TOKENS_PER_PARAGRAPH = 4, 140  # of English text; of a paragraph of HotpotQA, heading included
 FILE_TYPES = (".jsonl", ".parquet")
+
+
+def length_units() -> dict[str, str]:
+    """What the lengths of each generated task count, by the task's name."""
+    from memrl.data.ruler import TASKS
+
+    return {**dict.fromkeys(TASKS, "tokens"), "needle": "chunks", "ruler_hotpotqa": "documents"}
 
 
 class Task(Protocol):

@@ -1,6 +1,6 @@
 """The model, its rotary positions, what it attends to, and Hugging Face folders in and out."""
 
-from memrl.model.attention import PackedContext
+from memrl.model.attention_context import PackedContext
 from memrl.model.device_map import load_dispatched
 from memrl.model.hf_config import read_config
 from memrl.model.loader import describe_model, load_model, logits_of

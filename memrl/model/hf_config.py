@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from memrl.model.rope import RopeConfig
+from memrl.model.positions import RopeConfig
 from memrl.model.transformer import FAMILIES, TransformerConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

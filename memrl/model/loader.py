@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from memrl.model.attention import PackedContext
+from memrl.model.attention_context import PackedContext
 from memrl.model.hf_config import CheckpointError, dtype_named, read_config, read_json, read_raw_config
 from memrl.model.saver import EMBEDDING, INDEX, OUTPUT, SINGLE, first_few, save_model, save_state
 from memrl.model.transformer import Transformer, TransformerConfig, meta_model
 from memrl.model.weights import AGAIN, StoredTensor, WeightReader, list_tensors
-from memrl.progress import Progress
+from memrl.utils.progress import Progress
 
 __all__ = [
     "CheckpointError",

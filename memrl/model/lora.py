@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from memrl.files import sync_path, write_whole
 from memrl.model.transformer import Transformer
+from memrl.utils.files import sync_path, write_whole
 
 # Makes parameters whole for the length of a `with` block, where ranks hold parts of them.
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager]

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from memrl.files import sync_path, sync_tree
 from memrl.model.hf_config import CheckpointError, config_to_json, dtype_named, read_json
 from memrl.model.transformer import Transformer, TransformerConfig, meta_model
+from memrl.utils.files import sync_path, sync_tree
 
 SHARD_BYTES = 5_000_000_000
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"

@@ -21,9 +21,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from kernels import apply_rope, rms_norm, swiglu, token_logprobs
-from memrl.model.attention import AttentionContext
-from memrl.model.rope import RopeConfig, rope_angles, rope_inverse_frequencies
+from memrl.kernels.logprob import token_logprobs
+from memrl.kernels.rms_norm import rms_norm
+from memrl.kernels.rope import apply_rope
+from memrl.kernels.swiglu import swiglu
+from memrl.model.attention_context import AttentionContext
+from memrl.model.positions import RopeConfig, rope_angles, rope_inverse_frequencies
 
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral")
 

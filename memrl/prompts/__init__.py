@@ -16,7 +16,7 @@ import yaml
 
 from memrl.tokenizer import Tokenizer
 
-PROMPT_FOLDER = Path(__file__).resolve().parents[2] / "configs" / "prompts"
+PROMPT_FOLDER = Path(__file__).resolve().parent
 _SLOT = re.compile(r"\{(question|memory|section)\}")
 _FIELDS = {
     "memory": {"question", "memory", "section"},
@@ -55,7 +55,7 @@ class Prompts:
 
 
 def load_prompts(name_or_path: str | Path) -> Prompts:
-    """A prompt file by path, or by its name in `configs/prompts`.
+    """A prompt file by path, or by its name in `memrl/prompts`.
 
     Raises:
         ValueError: no such file, unknown or missing fields, or slots that do not fit.

@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-from memrl.cli import user_errors
 from memrl.data.commands.options import Parser, check_out
-from memrl.files import write_whole
-from memrl.prompts.importing import describe, import_prompts, prompt_file
+from memrl.prompts.import_original import describe, import_prompts, prompt_file
+from memrl.utils.command_line import user_errors
+from memrl.utils.files import write_whole
 
 
 def main(arguments: list[str] | None = None) -> int:

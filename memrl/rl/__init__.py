@@ -1,1 +1,1 @@
-"""The algorithm: `advantage`, `loss` and `packing` are pure functions; `rollout` and `trainer` put them to work."""
+"""The algorithm: roll out, compare within groups, update. `advantage`, `loss` and `packing` are pure functions."""

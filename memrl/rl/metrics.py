@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from memrl.rl import distributed
+from memrl.engine import distributed
 from memrl.rl.rollout import Collected, has_signal
 from memrl.types import Turn
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from memrl.config import TrainConfig
+from memrl.engine.deepspeed_engine import Engine
 from memrl.model import PackedContext, load_model
 from memrl.model.lora import adapters_off
-from memrl.rl.engine import Engine
 from memrl.rl.packing import MicroBatch
 
 

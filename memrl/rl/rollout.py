@@ -7,12 +7,12 @@ import torch
 
 from memrl.agents import AgentConfig, memory_agent
 from memrl.config import RLOptions
-from memrl.data.source import Source
+from memrl.data.training_source import Source
 from memrl.llm import LocalLLM
-from memrl.reward_pool import RewardPool
 from memrl.rl.advantage import credit_shares, group_advantages
 from memrl.rl.overlong import trajectory_penalty
 from memrl.rl.packing import TrainTurn
+from memrl.scoring.reward_pool import RewardPool
 from memrl.types import Group, Sample, Trajectory
 
 

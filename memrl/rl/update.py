@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels import AttentionBackend
 from memrl.config import RLOptions
-from memrl.model.attention import PackedContext
-from memrl.rl import distributed
+from memrl.engine import distributed
+from memrl.engine.deepspeed_engine import Engine
+from memrl.kernels.attention import AttentionBackend
+from memrl.model.attention_context import PackedContext
 from memrl.rl.aggregation import token_weights
-from memrl.rl.engine import Engine
 from memrl.rl.loss import policy_loss
 from memrl.rl.mismatch import correction, mismatch_metrics
 from memrl.rl.packing import MicroBatch, TrainTurn, empty_micro_batch, pack_turns, share_out

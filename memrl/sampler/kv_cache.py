@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import AttentionBackend, merge_into
+from memrl.kernels.attention import AttentionBackend, merge_into
 from memrl.model.transformer import Transformer, TransformerConfig
 from memrl.sampler.scheduler import Chunk, Row, Step
 from memrl.sampler.shared_runs import Run, RunPlan, find_runs

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels import AttentionBackend
-from memrl.model.attention import default_attention
+from memrl.kernels.attention import AttentionBackend
+from memrl.model.attention_context import default_attention
 from memrl.model.transformer import Transformer, TransformerConfig
-from memrl.sampler.graphs import DecodeGraphs
+from memrl.sampler.cuda_graphs import DecodeGraphs
 from memrl.sampler.kv_cache import KVCache, StepContext, plan_decode_runs
 from memrl.sampler.pages import PagePool
 from memrl.sampler.sampling import RowParams, SamplingParams, sample_tokens, uniform
 from memrl.sampler.scheduler import Request, Row, Scheduler
 from memrl.sampler.shared_runs import RunPlan
-from memrl.sampler.stopping import StopStrings
+from memrl.sampler.stop_strings import StopStrings
 
 CPU_STEP_BYTES = 5_000_000  # of the widest activations of a step: about what the caches of a few cores hold
 GPU_STEP_TOKENS = 8192

@@ -4,8 +4,6 @@ Randomness is counter-based: the number that picks a row's token is a hash of (t
 nothing else, so a row does not depend on its batch mates, on the order of work, or on what was sampled before.
 """
 
-import hashlib
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memrl.sampler.truncation import MIN_WIDTH, find_above, sample_truncated
+from memrl.sampler.top_k_top_p import MIN_WIDTH, find_above, sample_truncated
 
 BLOCK = 1024  # tokens whose probabilities are summed before any running sum is taken
 _FP32 = torch.finfo(torch.float32)
@@ -66,12 +64,6 @@ class SamplingParams:
     def truncated(self) -> bool:
         """Whether a filter is on, so that tokens may come from another distribution than softmax(logits / temperature)."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
-
-
-def row_seed(*identity: int) -> int:
-    """A 63-bit seed from what a row is, for instance (seed, step, group, rollout, turn)."""
-    digest = hashlib.blake2b(struct.pack(f"<{len(identity)}q", *identity), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 from memrl.sampler.pages import ROOT, Key, Match, PagePool
 from memrl.sampler.sampling import SamplingParams
-from memrl.sampler.stopping import StopStrings
+from memrl.sampler.stop_strings import StopStrings
 
 
 @dataclass(eq=False)

@@ -16,8 +16,8 @@ from triton.compiler import ASTSource
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from kernels.attention import triton_kernels
-from kernels.attention.triton_backend import _block, _tile
+from memrl.kernels.attention import triton_kernels
+from memrl.kernels.attention.triton_backend import _block, _tile
 
 AMPERE = GPUTarget("cuda", 80, 32)
 

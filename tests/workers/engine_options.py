@@ -11,11 +11,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from memrl.config import EngineOptions, OptimOptions
+from memrl.engine import deepspeed_engine as engine
+from memrl.engine import distributed
+from memrl.engine.deepspeed_engine import Engine
 from memrl.model import PackedContext, TransformerConfig
 from memrl.model.loader import from_scratch
 from memrl.model.lora import add_adapters
-from memrl.rl import distributed, engine
-from memrl.rl.engine import Engine
 
 engine.SUB_GROUP = 2000  # several of them, as large models have
 

@@ -14,10 +14,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from memrl.config import EngineOptions, OptimOptions, RLOptions
+from memrl.engine import deepspeed_engine as engine
+from memrl.engine import distributed
+from memrl.engine.deepspeed_engine import Engine
 from memrl.model import TransformerConfig
 from memrl.model.loader import from_scratch
-from memrl.rl import distributed, engine
-from memrl.rl.engine import Engine
 from memrl.rl.packing import TrainTurn
 from memrl.rl.update import accumulate_gradients, add_logprobs, prepare_update
 from memrl.types import Turn

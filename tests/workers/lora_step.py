@@ -13,13 +13,13 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from memrl.config import EngineOptions, ModelOptions, OptimOptions, RLOptions, TrainConfig
+from memrl.engine import distributed
+from memrl.engine.deepspeed_engine import Engine
+from memrl.engine.load import load_policy, load_replica
 from memrl.model import PackedContext
 from memrl.model.lora import LoraLinear
-from memrl.rl import distributed
-from memrl.rl.engine import Engine
 from memrl.rl.packing import MicroBatch, TrainTurn, empty_micro_batch, pack_turns
 from memrl.rl.reference import make_reference
-from memrl.rl.start import load_policy, load_replica
 from memrl.types import Turn
 
 CONFIG = TrainConfig(

@@ -11,10 +11,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from memrl.config import EngineOptions, OptimOptions, TrainConfig
+from memrl.engine import deepspeed_engine as engine
+from memrl.engine import distributed
+from memrl.engine.deepspeed_engine import Engine
+from memrl.engine.load import load_policy
 from memrl.model import PackedContext, Transformer, load_model
-from memrl.rl import distributed, engine
-from memrl.rl.engine import Engine
-from memrl.rl.start import load_policy
 
 engine.SUB_GROUP = 2000  # several of them, as large models have
 

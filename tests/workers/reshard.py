@@ -12,9 +12,10 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from memrl.config import EngineOptions, OptimOptions
-from memrl.rl import distributed, engine
-from memrl.rl.engine import Engine
-from memrl.rl.reshard import MOMENTS, load_resharded
+from memrl.engine import deepspeed_engine as engine
+from memrl.engine import distributed
+from memrl.engine.deepspeed_engine import Engine
+from memrl.engine.reshard import MOMENTS, load_resharded
 
 engine.SUB_GROUP = 20  # several of them, as large models have
 

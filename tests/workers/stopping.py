@@ -11,8 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from memrl.rl import distributed
-from memrl.rl.stopping import GracefulStop
+from memrl.engine import distributed
+from memrl.training.graceful_stop import GracefulStop
 
 
 def main(folder: Path, mode: str) -> int:

@@ -11,8 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import train
-from memrl.rl import distributed
-from memrl.rl.checkpoint import RunFolder
+from memrl.engine import distributed
+from memrl.training.checkpoint import RunFolder
 
 LARGEST_FILE = 8192  # bytes; a write beyond fails with EFBIG, as one on a full disk does with ENOSPC
 

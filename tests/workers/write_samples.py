@@ -13,9 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from memrl.cli import user_errors
-from memrl.data import writing
+from memrl.data import dataset_writer as writing
 from memrl.types import Sample
+from memrl.utils.command_line import user_errors
 
 COUNT = 12
 

@@ -27,7 +27,7 @@ def add_command(commands: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from memrl.data import load_samples
-    from memrl.progress import Progress
+    from memrl.utils.progress import Progress
 
     encode = None
     if arguments.tokenizer is not None:

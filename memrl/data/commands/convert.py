@@ -20,7 +20,7 @@ def add_command(commands: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from memrl.data import load_samples, write_samples
-    from memrl.files import fingerprint
+    from memrl.utils.files import fingerprint
 
     check_out(arguments.out, [arguments.input], SUFFIXES)
     samples = load_samples(arguments.input)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from memrl.data.filtering import Answers, Journal, Outcome, Rule
     from memrl.endpoint import RemoteLLM
     from memrl.llm import LocalLLM
-    from memrl.runtime import ReaderOptions
+    from memrl.reading.open_model import ReaderOptions
 
 
 def add_command(commands: argparse._SubParsersAction) -> None:
@@ -75,7 +75,7 @@ def add_command(commands: argparse._SubParsersAction) -> None:
 def run(arguments: argparse.Namespace) -> None:
     from memrl.data import load_samples, write_samples
     from memrl.data.filtering import Journal, Rule, decide, first, is_answered
-    from memrl.files import fingerprint
+    from memrl.utils.files import fingerprint
 
     reader = check(arguments)
     samples = load_samples(arguments.input)
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def check(arguments: argparse.Namespace) -> ReaderOptions:
     """How a model is run; a ValueError for options that cannot be, or do not go together."""
-    from memrl.runtime import ReaderOptions, check_seed
+    from memrl.reading.open_model import ReaderOptions, check_seed
 
     check_out(arguments.out, [arguments.input], SUFFIXES)
     check_seed(arguments.seed)
@@ -138,7 +138,7 @@ def journal_path(out: Path) -> Path:
 def asked_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """All that responses depend on beside the question."""
     from memrl.data.filtering import QUESTION_ALONE
-    from memrl.files import fingerprint
+    from memrl.utils.files import fingerprint
 
     if arguments.endpoint is not None:
         who = {"endpoint": arguments.endpoint, "model": arguments.name}
@@ -152,7 +152,7 @@ def asked_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def ask(arguments: argparse.Namespace, reader: ReaderOptions, samples: Samples, journal: Journal, rule: Rule) -> None:
     from memrl.data.filtering import ask_questions, first
-    from memrl.progress import Progress
+    from memrl.utils.progress import Progress
 
     llm = open_model(arguments, reader)
     print(*llm.about, sep="\n", file=sys.stderr)
@@ -184,7 +184,7 @@ def ask(arguments: argparse.Namespace, reader: ReaderOptions, samples: Samples, 
 
 
 def open_model(arguments: argparse.Namespace, reader: ReaderOptions) -> LocalLLM | RemoteLLM:
-    from memrl.runtime import decoding, load_settings, open_llm
+    from memrl.reading.open_model import decoding, load_settings, open_llm
 
     if arguments.endpoint is None:
         agent, tokenizer = load_settings(arguments.model, reader)

@@ -16,7 +16,7 @@ def add_command(commands: argparse._SubParsersAction) -> None:
 
 
 def add_documents_command(commands: argparse._SubParsersAction, kind: str, name: str, layouts: str) -> None:
-    """A command that makes documents of any length from one kind of `memrl.data.sources`."""
+    """A command that makes documents of any length from one kind of `memrl.data.corpora`."""
     parser = commands.add_parser(
         kind,
         help=f"{name} questions on documents of any number of paragraphs or tokens",
@@ -56,9 +56,9 @@ def add_drawing(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from memrl.data import write_samples
+    from memrl.data.corpora import read_pool, read_sources, source_files
     from memrl.data.documents import LongDocuments
     from memrl.data.paragraphs import Pool
-    from memrl.data.sources import read_pool, read_sources, source_files
 
     files, pool_files = source_files(arguments.input), source_files(arguments.pool)
     inputs = [*files, *pool_files]
@@ -109,7 +109,7 @@ def _tokenizer(folder: Path | None):
 
 def _recipe(arguments: argparse.Namespace, inputs: list[Path]) -> dict[str, Any]:
     from memrl.data.documents import FORMAT
-    from memrl.files import fingerprint
+    from memrl.utils.files import fingerprint
 
     recipe = {
         "command": arguments.kind,

@@ -20,7 +20,7 @@ def add_command(commands: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from memrl.data.needle import make_sample
-    from memrl.files import write_whole
+    from memrl.utils.files import write_whole
 
     check_out(arguments.out)
     sample = make_sample(arguments.chunks, arguments.seed)

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
-from memrl.cli import fail
-from memrl.lengths import read_length
+from memrl.utils.command_line import fail
+from memrl.utils.lengths import read_length
 
 SUFFIXES = (".jsonl", ".parquet")
 

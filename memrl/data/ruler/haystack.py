@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from memrl.files import fingerprint
+from memrl.utils.files import fingerprint
 
 # Plain statements about nothing, of which none has a number, a capital inside, or a word of the lists.
 NOISE = "The lamp burns on. The path goes up. The rain comes down. We wait for a while. Then we walk back."

@@ -10,13 +10,13 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from memrl.data.corpora import read_pool, read_source
 from memrl.data.documents import LongDocuments
 from memrl.data.paragraphs import Pool, Question
 from memrl.data.ruler.task import RESERVE
-from memrl.data.sources import read_pool, read_source
-from memrl.files import fingerprint
 from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
+from memrl.utils.files import fingerprint
 
 if TYPE_CHECKING:
     from memrl.data.ruler import RulerFiles

@@ -1,0 +1,84 @@
+"""The agent's settings beside the weights that were trained with them.
+
+`memrl_agent.yaml` in a Hugging Face model folder holds the agent's limits and the full texts of its
+prompts, so a trained model reads and is evaluated with exactly the words that it was trained with, whatever
+the prompt files say by then.
+"""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import yaml
+
+from memrl.agents.memory import AgentConfig
+from memrl.prompts import Prompts, check_prompts, load_prompts
+from memrl.utils.files import write_whole
+
+FILE_NAME = "memrl_agent.yaml"
+DEFAULT_PROMPTS = "question_first"
+LIMITS = ("chunk_tokens", "memory_tokens", "answer_tokens", "question_tokens")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines as blocks, which people can read and edit."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def save_agent(config: AgentConfig, folder: str | Path) -> None:
+    """Write `folder/memrl_agent.yaml`, whole or not at all."""
+    path = Path(folder) / FILE_NAME
+    content = {name: getattr(config, name) for name in LIMITS} | {"prompts": asdict(config.prompts)}
+    text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31)
+    write_whole(path, text)
+
+
+def load_agent(folder: str | Path, **overrides: object) -> AgentConfig:
+    """The settings in a model folder; a folder without the file gets the original's defaults.
+
+    Args:
+        overrides: fields of `AgentConfig` that the caller wants otherwise; None where that is not so.
+            `prompts` may also be a prompt file's name or path.
+
+    Raises:
+        ValueError: the file is damaged, or a key is missing, unknown or has a value that is not allowed.
+    """
+    path = Path(folder) / FILE_NAME
+    config = _read(path) if path.exists() else AgentConfig(load_prompts(DEFAULT_PROMPTS))
+    given = {name: value for name, value in overrides.items() if value is not None}
+    if unknown := sorted(set(given) - {*LIMITS, "prompts"}):
+        raise ValueError(f"the agent has no setting {unknown[0]!r}; there are {', '.join(LIMITS)}, prompts")
+    for name in LIMITS:
+        if name in given:
+            _check_limit(given[name], f"agent.{name}")
+    if "prompts" in given and not isinstance(given["prompts"], Prompts):
+        given["prompts"] = load_prompts(given["prompts"])
+    return replace(config, **given)
+
+
+def _read(path: Path) -> AgentConfig:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a YAML file: {str(error).splitlines()[0]}") from error
+    keys = {*LIMITS, "prompts"}
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must be a mapping with the keys {', '.join(sorted(keys))}")
+    if unknown := sorted(str(key) for key in content if key not in keys):
+        raise ValueError(f"{path} has the unknown key {unknown[0]!r}; allowed are {', '.join(sorted(keys))}")
+    if missing := sorted(keys - set(content)):
+        raise ValueError(f"{path} lacks the key {missing[0]!r}")
+    for name in LIMITS:
+        _check_limit(content[name], f"{path}: {name}")
+    prompts = check_prompts(content["prompts"], f"{path}: prompts")
+    return AgentConfig(prompts, **{name: content[name] for name in LIMITS})
+
+
+def _check_limit(value: object, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of tokens, at least 1")

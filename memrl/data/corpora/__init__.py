@@ -1,0 +1,131 @@
+"""Published question-answering files as questions with gold paragraphs and distractors, recognised by their content.
+
+    HotpotQA   the official JSON, or the hub's parquet (`memrl.data.corpora.hotpotqa`)
+    SQuAD      the official JSON of v1.1 and v2.0, or the hub's parquet (`memrl.data.corpora.squad`)
+    MuSiQue    JSON lines (`memrl.data.corpora.musique`)
+    paragraphs a JSON list, or JSON lines, of objects with `title` and `text`: no questions, a pool of distractors
+
+Each may be gzipped. Every mistake names the file, the item and the field.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from memrl.data.corpora import hotpotqa, musique, squad
+from memrl.data.corpora.items import Item, read_items
+from memrl.data.paragraphs import Paragraph, Question
+
+_NAMES = {"hotpotqa": "HotpotQA", "squad": "SQuAD", "musique": "MuSiQue", "paragraphs": "plain paragraphs"}
+KINDS = ("hotpotqa", "squad", "musique")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a file holds.
+
+    Attributes:
+        kind: one of `KINDS`, or "paragraphs".
+        questions: those that can be answered, in the file's order.
+        paragraphs: all of the file, those of unanswerable questions included; may hold some of them several times.
+        num_unanswerable: questions that were left out because the file says that they have no answer.
+    """
+
+    kind: str
+    questions: list[Question]
+    paragraphs: list[Paragraph]
+    num_unanswerable: int = 0
+
+
+def read_source(path: str | os.PathLike[str], kind: str | None = None) -> Source:
+    """Read a file of any kind, or of one of `KINDS` alone.
+
+    Raises:
+        ValueError: a file that cannot be read, of no known or of another kind, an item that is not as the kind has it, an id that
+            two questions share, or, where `kind` is given, no question at all.
+    """
+    items = read_items(path)
+    first = next(items)
+    found = _recognise(first)
+    items = chain([first], items)
+    if kind not in (None, found):
+        raise ValueError(f"{path}: holds {_NAMES[found]}, but {_NAMES[kind]} is needed")
+    if found == "paragraphs":
+        return Source(found, [], [Paragraph(item.text("title"), item.text("text")) for item in items])
+    source = Source(found, *{"hotpotqa": hotpotqa.read, "squad": squad.read, "musique": musique.read}[found](items))
+    _check_ids(path, source.questions, set())
+    if kind and not source.questions:
+        raise ValueError(f"{path}: none of its {source.num_unanswerable} questions has an answer")
+    return source
+
+
+def source_files(paths: Iterable[Path]) -> list[Path]:
+    """The files themselves, and in place of a folder its .parquet files, in the order of their names.
+
+    Raises:
+        ValueError: a folder without such a file.
+    """
+    files: list[Path] = []
+    for path in paths:
+        shards = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+        if not shards:
+            raise ValueError(f"{path}: a folder without .parquet files; give files, or a folder of .parquet files")
+        files += shards
+    return files
+
+
+def read_sources(paths: Sequence[str | os.PathLike[str]], kind: str) -> Source:
+    """Files of one of `KINDS` as one, in their order.
+
+    Raises:
+        ValueError: as `read_source`, or an id that questions of two files share.
+    """
+    sources = [read_source(path, kind) for path in paths]
+    ids: set[str] = set()
+    for path, source in zip(paths, sources, strict=True):
+        _check_ids(path, source.questions, ids)
+    return Source(
+        kind,
+        [question for source in sources for question in source.questions],
+        [paragraph for source in sources for paragraph in source.paragraphs],
+        sum(source.num_unanswerable for source in sources),
+    )
+
+
+def _check_ids(path: str | os.PathLike[str], questions: Iterable[Question], known: set[str]) -> None:
+    """Raise ValueError where an id is known already; the others become known."""
+    for question in questions:
+        if question.id in known:
+            raise ValueError(f"{path}: the id {question.id!r} occurs twice; ids must be unique")
+        known.add(question.id)
+
+
+def read_questions(path: str | os.PathLike[str], kind: str | None = None) -> list[Question]:
+    """The questions that can be answered; see `read_source`."""
+    return read_source(path, kind).questions
+
+
+def read_pool(paths: Iterable[str | os.PathLike[str]]) -> list[Paragraph]:
+    """All paragraphs of files of any kind."""
+    return [paragraph for path in paths for paragraph in read_source(path).paragraphs]
+
+
+def _recognise(first: Item) -> str:
+    fields = first.fields.keys()
+    if first.is_article:
+        return "squad"
+    if "paragraphs" in fields:
+        return "musique"
+    if "supporting_facts" in fields:
+        return "hotpotqa"
+    if {"context", "answers"} <= fields:
+        return "squad"
+    if {"title", "text"} <= fields:
+        return "paragraphs"
+    known = (
+        "HotpotQA (context, supporting_facts), SQuAD (data, or context and answers), MuSiQue (paragraphs), "
+        "plain paragraphs (title, text)"
+    )
+    raise first.error(f"is of no kind that is known by its fields: {known}; it has {', '.join(map(repr, fields)) or 'none'}")

@@ -1,0 +1,62 @@
+"""Which samples a training step reads: a function of (seed, step) only, so there is no cursor to save or to lose."""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+from memrl.config import DataOptions
+from memrl.data import load_samples
+from memrl.data.needle import make_sample
+from memrl.types import Sample
+from memrl.utils.seeds import row_seed
+
+GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, lie spread out whatever their number
+
+
+class Source(Protocol):
+    def sample(self, step: int, index: int, round_number: int = 0) -> Sample:
+        """The `index`-th of the step's samples; later rounds of dynamic sampling have others in its place."""
+        ...
+
+
+class NeedleSource:
+    """The miniature's documents, generated; all documents of a step have the same number of chunks."""
+
+    def __init__(self, options: DataOptions, seed: int):
+        self.options, self.seed = options, seed
+
+    def sample(self, step: int, index: int, round_number: int = 0) -> Sample:
+        chunks = random.Random(row_seed(self.seed, step)).randint(self.options.min_chunks, self.options.max_chunks)
+        later = (round_number,) if round_number else ()
+        return make_sample(chunks, row_seed(self.seed, step, index, *later))
+
+
+class FileSource:
+    """A data set in a file, read in a fresh order each epoch; an epoch's last incomplete batch runs on into the next epoch.
+
+    Each later round of dynamic sampling is a pass of its own over the file, in an order of its own (without shuffling, from a
+    starting place of its own).
+    """
+
+    def __init__(self, path: str | Path, prompts_per_step: int, shuffle: bool, seed: int):
+        self.samples = load_samples(path)
+        self.prompts_per_step, self.shuffle = prompts_per_step, shuffle
+        self._order = lru_cache(maxsize=8)(self._epoch_order)
+        self.seed = seed
+
+    def _epoch_order(self, epoch: int, round_number: int) -> list[int]:
+        order = list(range(len(self.samples)))
+        if self.shuffle:
+            later = (round_number,) if round_number else ()
+            random.Random(row_seed(self.seed, epoch, *later)).shuffle(order)
+        else:
+            start = int(GOLDEN * round_number % 1 * len(order))
+            order = order[start:] + order[:start]
+        return order
+
+    def sample(self, step: int, index: int, round_number: int = 0) -> Sample:
+        epoch, place = divmod(step * self.prompts_per_step + index, len(self.samples))
+        return self.samples[self._order(epoch, round_number)[place]]

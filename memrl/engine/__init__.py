@@ -1,0 +1,1 @@
+"""Ranks and DeepSpeed: the partitioned policy, its checkpoint files, the frozen reference."""

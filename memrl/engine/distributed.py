@@ -1,0 +1,98 @@
+"""The few things that ranks tell each other, the same for one rank and for many."""
+
+import os
+import socket
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from memrl.utils.devices import pick_device
+
+T = TypeVar("T")
+
+# Ranks wait for each other after rollouts of unequal length and while rank 0 writes; minutes of that are no sign of a hang.
+TIMEOUT = timedelta(hours=6)
+
+_device: torch.device | None = None
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def device() -> torch.device:
+    """Where this rank computes: its own GPU, or the CPU; what `init` was told, or whatever is there."""
+    return _device or _choose_device("auto")
+
+
+def _choose_device(name: str) -> torch.device:
+    if pick_device(name).type == "cpu":
+        return torch.device("cpu")
+    ranks_here, count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if ranks_here > count:
+        raise ValueError(f"{ranks_here} ranks share the {count} GPUs of this machine; start with --nproc_per_node {count}")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def init(device_name: str = "auto") -> None:
+    """Join the other ranks of torchrun, or be the only one.
+
+    Args:
+        device_name: "auto", "cpu" or "cuda".
+
+    Raises:
+        ValueError: "cuda" where there is none, or more ranks than GPUs.
+    """
+    global _device
+    _device = _choose_device(device_name)
+    if "RANK" not in os.environ:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    if device().type == "cuda":
+        torch.cuda.set_device(device())
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device().type == "cuda" else "gloo", timeout=TIMEOUT)
+
+
+def barrier() -> None:
+    dist.barrier()
+
+
+def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    """Element-wise sum, on every rank; any dtype, [n] in and out."""
+    total = values.to(device())
+    dist.all_reduce(total)
+    return total.cpu()
+
+
+def max_over_ranks(value: int) -> int:
+    largest = torch.tensor([value], device=device())
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest)
+
+
+def from_rank_0(value: T) -> T:
+    """Rank 0's value, on every rank."""
+    box = [value]
+    dist.broadcast_object_list(box, src=0, device=device())
+    return box[0]
+
+
+def gather_lists(items: list[T]) -> list[T]:
+    """The ranks' lists, one after the other, on every rank."""
+    parts: list[list[T]] = [[] for _ in range(world_size())]
+    dist.all_gather_object(parts, items)
+    return [item for part in parts for item in part]
+
+
+def shutdown() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,104 @@
+"""What the rows of a results folder depend on: written beside them, and compared when a later command adds to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memrl.config import flatten
+from memrl.reading.open_model import ReaderOptions, model_settings
+from memrl.utils.files import fingerprint as fingerprint_files
+
+if TYPE_CHECKING:
+    from memrl.evaluation.methods import Method
+    from memrl.evaluation.tasks import Task
+    from memrl.llm import Decoding
+
+FORMAT = 2  # of the rows; 1 had neither method nor repeat
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+# A later command may add tasks and methods; a model folder may move, and a server may start again elsewhere.
+_ADDITIVE, _NOT_COMPARED = ("tasks", "methods"), ("model_path", "endpoint")
+
+
+def fingerprint(
+    *,
+    model: str,
+    source: Mapping[str, Any],
+    tokenizer: str | Path,
+    decoding: Decoding,
+    seed: int,
+    tasks: Sequence[Task],
+    methods: Sequence[Method],
+) -> dict[str, Any]:
+    """All that a row depends on, as JSON.
+
+    Args:
+        model: what the model is called in the rows.
+        source: where its answers come from: `local_source`, or an endpoint's address and the model's name there.
+        tokenizer: its folder; its files enter by hash.
+    """
+    folder = Path(tokenizer)
+    return {
+        "format": FORMAT,
+        "model": model,
+        **source,
+        "tokenizer": fingerprint_files([folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]),
+        "decoding": asdict(decoding),
+        "seed": seed,
+        "methods": {method.name: method.settings() for method in methods},
+        "tasks": {task.name: task.version for task in tasks},
+    }
+
+
+def local_source(model: str | Path, options: ReaderOptions) -> dict[str, Any]:
+    """The weights of a folder, by hash, and how they are run; the folder's place is told and not compared."""
+    model = Path(model)
+    weights = fingerprint_files(sorted(model.glob("*.safetensors")))
+    return {"model_path": str(model.resolve()), "weights": weights, **model_settings(options)}
+
+
+def join(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a folder to which a command adds rows: the old ones with the tasks and methods that are added.
+
+    Raises:
+        ValueError: rows of an earlier format, or anything else that both have and have otherwise.
+    """
+    if old.get("format") != new.get("format"):
+        raise ValueError(
+            f"{folder} holds results in another format ({old.get('format', 1)} there, {new.get('format')} now), whose rows this "
+            "version cannot add to; give another --out"
+        )
+    added = {name: {**old.get(name, {}), **new.get(name, {})} for name in _ADDITIVE}
+    before, now = _compared(old, new), _compared(new, old)
+    differ = [
+        f"{key} ({_short(before.get(key))} there, {_short(now.get(key))} now)"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+    if differ:
+        raise ValueError(
+            f"{folder} holds results made with other settings: {', '.join(differ)}; give another --out, or the same settings"
+        )
+    return {**new, **added}
+
+
+def _compared(mine: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in mine.items() if name not in (*_ADDITIVE, *_NOT_COMPARED)}
+    for name in _ADDITIVE:
+        kept[name] = {key: value for key, value in mine.get(name, {}).items() if key in other.get(name, {})}
+    return flatten(kept)
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,0 +1,51 @@
+"""What a forward pass attends to.
+
+The model itself knows only packed tokens. Which of them see each other is the *context*'s business, and that is the one thing
+that differs between training, prefill and decoding (the latter two live in `memrl.sampler.kv_cache`).
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from memrl.kernels.attention import AttentionBackend, pick_attention
+
+
+class AttentionContext(Protocol):
+    """positions: int64 [T], each token's place in its own sequence."""
+
+    positions: Tensor
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention output [T, H, D] for q [T, H, D], k and v [T, K, D] of one layer, rotary embedding already applied."""
+        ...
+
+
+class PackedContext:
+    """Whole sequences, end to end, each of which sees only itself; `attention` None is the default for the device."""
+
+    def __init__(self, seq_lens: Sequence[int], device: torch.device | str = "cpu", attention: AttentionBackend | None = None):
+        self.positions = packed_positions(seq_lens, device)
+        self.attention = attention or default_attention(device)
+        self.plan = self.attention.plan_packed(seq_lens, device)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.attention.packed(q, k, v, self.plan)
+
+
+def default_attention(device: torch.device | str) -> AttentionBackend:
+    """The backend that runs everywhere; `kernels.pick_attention` has the others."""
+    return pick_attention("sdpa", device, torch.float32)[0]
+
+
+def packed_positions(seq_lens: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+    """0 .. length-1 for every sequence, end to end: int64 [sum of seq_lens].
+
+    >>> packed_positions([3, 2]).tolist()
+    [0, 1, 2, 0, 1]
+    """
+    lens = torch.tensor(seq_lens)
+    starts = lens.cumsum(0) - lens
+    return (torch.arange(int(lens.sum())) - starts.repeat_interleave(lens)).to(device)

@@ -1,1 +1,0 @@
-"""Web pages of one file without scripts, on which one sees what an agent remembered."""

@@ -1,0 +1,208 @@
+"""What `eval.py` and `infer.py` share: their options, the device, and a loaded model behind an `llm`.
+
+Importing this module is cheap; torch comes with the first call that needs it. Annotations are not postponed
+here, because jsonargparse would import everything under TYPE_CHECKING to resolve them, and --help would
+take seconds.
+"""
+
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from memrl.utils.devices import pick_device, set_threads
+
+if TYPE_CHECKING:
+    from memrl.agents import AgentConfig
+    from memrl.llm import Decoding, LocalLLM
+    from memrl.model import Transformer
+    from memrl.tokenizer import Tokenizer
+
+
+@dataclass
+class AgentOverrides:
+    """How documents are read; what is not given is as in the model's memrl_agent.yaml, or the default."""
+
+    prompts: str | None = None
+    """Prompt file: a path, or a name in memrl/prompts."""
+    chunk_tokens: int | None = None
+    """Document tokens of one chunk."""
+    memory_tokens: int | None = None
+    """Hard cap on the memory."""
+    answer_tokens: int | None = None
+    """Cap on the answer turn."""
+    question_tokens: int | None = None
+    """A longer question is refused."""
+
+
+@dataclass
+class ReaderOptions:
+    """How the model is run."""
+
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Sample from the smallest set of most likely tokens that reaches this probability."""
+    top_k: int = 0
+    """Sample from this many most likely tokens; 0 is off."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this times the most likely one; 0 is off."""
+    max_rows: int = 128
+    """Documents that are read at the same time; changes the speed, not the results; a stop loses up to so many."""
+    cache_gib: float = 4.0
+    """Bound on the key/value cache."""
+    attention: Literal["auto", "eager", "sdpa", "flash", "triton"] = "auto"
+    """What computes attention; auto takes the best that runs here and says which."""
+    max_step_tokens: int = 0
+    """Prompt and response tokens of one forward pass; 0 fits the model and the device."""
+    share_prefixes: bool = True
+    """Compute and keep what prompts have in common once."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the weights; auto keeps the checkpoint's own."""
+    yarn: float = 0.0
+    """Stretch positions by YaRN for texts so many times longer than the checkpoint's window, say 4; 0 leaves them as they are."""
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, cuda:N, or map: layers spread over all GPUs, what is left in CPU memory."""
+    max_memory: str | None = None
+    """How much of each device may hold weights, with device map: for example 0=70GiB,1=70GiB,cpu=100GiB. Nothing means all."""
+    threads: int = 0
+    """CPU threads; 0 takes all cores."""
+    agent: AgentOverrides = field(default_factory=AgentOverrides)
+
+
+def load_settings(model: str | Path, options: ReaderOptions) -> "tuple[AgentConfig, Tokenizer]":
+    """Agent settings and tokenizer of a model folder: all that can be checked before the weights are read.
+
+    Raises:
+        ValueError: no such folder, or something in it or in the options is not as it must be.
+    """
+    from memrl.agents.agent_file import load_agent
+
+    if not Path(model).is_dir():
+        raise ValueError(f"there is no model folder {model}; give a Hugging Face folder (config.json, safetensors)")
+    for name, value, allowed in (
+        ("max_rows", options.max_rows, options.max_rows >= 1),
+        ("cache_gib", options.cache_gib, 0 < options.cache_gib < float("inf")),
+        ("threads", options.threads, options.threads >= 0),
+        ("temperature", options.temperature, 0 <= options.temperature < float("inf")),
+        ("top_p", options.top_p, 0 < options.top_p <= 1),
+        ("top_k", options.top_k, options.top_k >= 0),
+        ("min_p", options.min_p, 0 <= options.min_p <= 1),
+        ("max_step_tokens", options.max_step_tokens, options.max_step_tokens >= 0),
+    ):
+        if not allowed:
+            raise ValueError(f"{name} is {value}; see --help for what is allowed")
+    agent = load_agent(model, **asdict(options.agent))
+    if options.yarn:
+        model_window(model, options)
+    from memrl.tokenizer import load_tokenizer
+
+    return agent, load_tokenizer(model)
+
+
+def model_window(model: str | Path, options: ReaderOptions) -> int:
+    """Tokens that a prompt and its response may take together: the longest text that the model is made for, YaRN included.
+
+    Raises:
+        ValueError: config.json cannot be used, or does not go together with the option yarn.
+    """
+    from memrl.model.hf_config import longest_text, read_config
+
+    return longest_text(read_config(model, options.yarn))
+
+
+def model_settings(options: ReaderOptions) -> dict[str, str | float]:
+    """What of the options changes the model's own numbers, for the settings that results depend on."""
+    return {"dtype": options.dtype, "yarn": options.yarn}
+
+
+def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", options: ReaderOptions) -> "LocalLLM":
+    """Load the weights and put a sampler in front of them.
+
+    Whether its cache is large enough depends on the documents: see `memrl.agents.limits.check_cache`.
+
+    Returns:
+        The llm; its `about` says what was loaded, how long that took, and what computes attention.
+
+    Raises:
+        ValueError: the device or the attention backend is not there, or the folder holds no usable weights.
+    """
+    import torch
+
+    from memrl.kernels.attention import pick_attention
+    from memrl.kernels.logprob import multiplies_bf16
+    from memrl.llm import LocalLLM
+    from memrl.model.hf_config import dtype_named, read_raw_config
+    from memrl.model.loader import describe_model
+    from memrl.model.packed_weights import pack_weights
+    from memrl.sampler import Sampler
+
+    set_threads(options.threads)
+    device = pick_device("auto" if options.device == "map" else options.device)
+    # Before the weights are read: what cannot run should not take minutes to say so.
+    attention, reason = pick_attention(options.attention, device, dtype_named(options.dtype, read_raw_config(model)))
+    began = time.monotonic()
+    weights = _load_weights(model, options)
+    about = [describe_model(weights, time.monotonic() - began), f"attention: {attention.name} ({reason})"]
+    if options.yarn:
+        about.append(f"positions: YaRN, factor {options.yarn:g}, for texts of {model_window(model, options):,} tokens")
+    if weights.dtype == torch.bfloat16 and not multiplies_bf16(device):
+        about.append("this CPU has no bfloat16 products: --dtype float32 is several times faster, for twice the memory")
+    if weights.placement is None:
+        pack_weights(weights)
+    sampler = Sampler(
+        weights,
+        tokenizer,
+        max_rows=options.max_rows,
+        max_step_tokens=options.max_step_tokens or None,
+        cache_gib=options.cache_gib,
+        share_prefixes=options.share_prefixes,
+        attention=attention,
+    )
+    return LocalLLM(sampler, tokenizer, decoding(options), agent.prompts.system, about)
+
+
+def decoding(options: ReaderOptions) -> "Decoding":
+    from memrl.llm import Decoding
+
+    return Decoding(options.temperature, options.top_p, options.top_k, options.min_p)
+
+
+def _load_weights(model: str | Path, options: ReaderOptions) -> "Transformer":
+    if options.device == "map":
+        from memrl.model.device_map import load_dispatched
+
+        return load_dispatched(model, options.dtype, "auto", parse_max_memory(options.max_memory), True, options.yarn)
+    if options.max_memory is not None:
+        raise ValueError(f"max_memory is {options.max_memory!r}, which only --device map uses; the device is {options.device!r}")
+    from memrl.model import load_model
+
+    return load_model(model, options.dtype, pick_device(options.device), progress=True, yarn=options.yarn)
+
+
+def parse_max_memory(text: str | None) -> dict[int | str, str] | None:
+    """ "0=70GiB,cpu=100GiB" to {0: "70GiB", "cpu": "100GiB"}; ValueError for anything else."""
+    if text is None:
+        return None
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    limits: dict[int | str, str] = {}
+    for part in text.split(","):
+        place, equals, size = (piece.strip() for piece in part.partition("="))
+        if not equals or not size or not (place.isdecimal() or place == "cpu"):
+            raise ValueError(f"max_memory holds {part!r}; say for example 0=70GiB,1=70GiB,cpu=100GiB")
+        if place.isdecimal() and int(place) >= count:
+            raise ValueError(f"max_memory names GPU {place}, but PyTorch finds {count} GPUs here")
+        key = int(place) if place.isdecimal() else place
+        if key in limits:
+            raise ValueError(f"max_memory names {place} twice")
+        limits[key] = size
+    return limits
+
+
+def check_seed(seed: int) -> int:
+    """The seed as it is, or a ValueError: sampling hashes it as a signed 64-bit number."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed is {seed}; it must lie between 0 and {2**63 - 1}")
+    return seed

@@ -1,0 +1,163 @@
+"""Reading documents with an agent, outside of training: what `infer.py` and the evaluation are made of.
+
+    for reading in read_documents(llm, samples, agent):
+        print(reading.sample.question, reading.answer)
+
+What is kept of a reading grows by the text of one memory per chunk, not by prompts or token ids.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from memrl.agents.memory import AgentConfig, memory_agent
+from memrl.scoring.verify import extract_answer
+from memrl.types import Sample, Turn
+from memrl.utils.seeds import stable_id
+
+if TYPE_CHECKING:
+    from memrl.llm import LocalLLM
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is kept of a turn.
+
+    Attributes:
+        kind: "memory" or "answer".
+        text: the new memory, or the response.
+        tokens: sampled tokens, the stop token included.
+        finish_reason: "stop", or "length" where the cap cut the text off.
+        seconds: from the end of the step before.
+    """
+
+    kind: str
+    text: str
+    tokens: int
+    finish_reason: str
+    seconds: float
+
+
+@dataclass
+class Reading:
+    """One document read for one question, as far as it has come.
+
+    Attributes:
+        document_tokens: length of the document; 0 before it was tokenised.
+        num_chunks: chunks that it is read in.
+        chunks_read: of those.
+        steps: one per chunk, and the answer; none where they are not wanted.
+        response: text of the answer turn.
+        memory: text of the memory that the answer was given from.
+        memory_tokens: its present length.
+        error: why there is no answer, in one line.
+        done: nothing more will happen: there is an answer or an error.
+        seconds: time taken so far.
+    """
+
+    sample: Sample
+    chunk_tokens: int
+    document_tokens: int = 0
+    num_chunks: int = 0
+    chunks_read: int = 0
+    steps: list[Step] = field(default_factory=list)
+    response: str = ""
+    memory: str = ""
+    memory_tokens: int = 0
+    error: str | None = None
+    done: bool = False
+    seconds: float = 0.0
+
+    @property
+    def tokens_read(self) -> int:
+        return min(self.chunks_read * self.chunk_tokens, self.document_tokens)
+
+    @property
+    def answer(self) -> str:
+        r"""The last \boxed{} of the response, or all of it where there is none."""
+        return extract_answer(self.response).strip()
+
+
+def read_documents(
+    llm: LocalLLM,
+    samples: Iterable[Sample],
+    agent: AgentConfig,
+    on_progress: Callable[[Reading], None] | None = None,
+    *,
+    seed: int = 0,
+) -> list[Reading]:
+    """Read every sample's document and answer its question: all together, results in the samples' order.
+
+    A sample that cannot be read has `Reading.error` set and does not disturb the others.
+
+    Args:
+        samples: asked for one by one as the sampler has room, so they may be made lazily.
+        on_progress: called when a document is opened, after each of its turns, and when it is done.
+        seed: a reading is a function of it and of the sample's id, not of what else is read.
+    """
+    coroutines = (read_document(llm, sample, agent, (seed, stable_id(sample.id)), on_progress) for sample in samples)
+    return llm.run(coroutines, concurrency=llm.concurrency)
+
+
+async def read_document(
+    llm: LocalLLM,
+    sample: Sample,
+    agent: AgentConfig,
+    identity: Sequence[int],
+    on_progress: Callable[[Reading], None] | None = None,
+    keep_steps: bool = True,
+) -> Reading:
+    """One reading, as a coroutine for `llm.run`. `identity` is all that its randomness depends on."""
+    reading = Reading(sample, agent.chunk_tokens)
+    report = on_progress or (lambda reading: None)
+    began = time.perf_counter()
+    session = llm.session(*identity, on_turn=lambda turn: keep(turn))
+
+    def keep(turn: Turn) -> None:
+        seconds = time.perf_counter() - began
+        if keep_steps:
+            size, taken = len(turn.response_ids), seconds - reading.seconds
+            reading.steps.append(Step(turn.kind, turn.text, size, turn.finish_reason, taken))
+        reading.seconds = seconds
+        if turn.kind == "memory":
+            reading.chunks_read += 1
+            reading.memory, reading.memory_tokens = turn.text, len(session.content_ids(turn))
+        # The agent returns its turns for training. Nobody trains here, and a long document's prompts add up.
+        turn.prompt_ids, turn.response_logprobs = [], []
+        report(reading)
+
+    try:
+        document = session.encode(sample.context) if sample.context.strip() else []
+        reading.document_tokens = len(document)
+        reading.num_chunks = -(-len(document) // agent.chunk_tokens)
+        del document
+        reading.seconds = time.perf_counter() - began  # the first step's own time is without the tokenizer's
+        report(reading)
+        trajectory = await memory_agent(session, sample, agent)
+        reading.response, reading.memory = trajectory.response, trajectory.memory
+    except Exception as error:  # whatever went wrong with this document is its result; the others go on
+        reason = str(error).strip().splitlines()
+        reading.error = f"{type(error).__name__}: {reason[0]}" if reason else type(error).__name__
+    reading.seconds = time.perf_counter() - began
+    reading.done = True
+    report(reading)
+    return reading
+
+
+def chunk_pace(readings: Iterable[Reading]) -> tuple[float, float] | None:
+    """Mean seconds per chunk over the first and over the last tenth of the readings of 20 or more chunks.
+
+    With a memory of fixed size the two are equal however long the document is. None if all readings are
+    shorter.
+    """
+    first, last = [], []
+    for reading in readings:
+        seconds = [step.seconds for step in reading.steps if step.kind == "memory"]
+        if len(seconds) >= 20:
+            tenth = len(seconds) // 10
+            first += seconds[:tenth]
+            last += seconds[-tenth:]
+    return (sum(first) / len(first), sum(last) / len(last)) if first else None

@@ -1,0 +1,1 @@
+"""Tables, pictures and pages of what runs and evaluations wrote."""

@@ -1,0 +1,123 @@
+"""A reading, or a training run's rollouts, as a web page: the memory after each chunk and what changed in it.
+
+python infer.py book.txt -q "..." --model DIR --trace reading.html
+python -m memrl.report.trace_command runs/tiny/rollouts.jsonl --out rollouts.html --step 40
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+from typing import NoReturn
+
+from memrl.reading.reader import Reading, Step
+from memrl.report.html import changes, memory_card, page
+from memrl.report.rollout_page import LAST, read_rollouts, rollouts_page
+from memrl.utils.command_line import fail, user_errors
+from memrl.utils.files import write_whole
+from memrl.utils.progress import format_seconds
+
+__all__ = ["changes", "write_rollouts", "write_trace"]
+
+
+def write_trace(path: str | Path, readings: Iterable[Reading]) -> None:
+    """Write a page of readings, whole or not at all."""
+    readings = list(readings)
+    parts = [
+        "<h1>What was remembered</h1>",
+        '<p class="soft">Each card is the memory after one chunk; <ins>green</ins> came in with the chunk, '
+        "<del>red</del> was dropped. The answer was given from the last memory alone.</p>",
+        *(_reading(reading) for reading in readings),
+    ]
+    write_whole(path, page(f"memrl: {len(readings)} reading{'s' * (len(readings) != 1)}", parts))
+
+
+def write_rollouts(path: str | Path, rollouts: str | Path, step: int | None = None, last: int = LAST) -> int:
+    """Write a page of the last trajectories of a rollouts.jsonl, whole or not at all; returns how many it shows.
+
+    Args:
+        step: only those of this step.
+
+    Raises:
+        ValueError: see `memrl.report.rollout_page.read_rollouts`.
+    """
+    records = read_rollouts(rollouts, step, last)
+    run = Path(rollouts).resolve().parent.name
+    steps = sorted({record["step"] for record in records})
+    span = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    write_whole(path, rollouts_page(records, f"Rollouts of {run}, {span}"))
+    return len(records)
+
+
+def _reading(reading: Reading) -> str:
+    size = f"{reading.document_tokens:,} tokens in {reading.num_chunks:,} chunks"
+    source = escape(str(reading.sample.metadata.get("file", reading.sample.id)))
+    parts = [
+        f"<h2>{escape(reading.sample.question)}</h2>",
+        f'<p class="soft">{source}: {size}, {format_seconds(reading.seconds)}</p>',
+    ]
+    if reading.sample.answers:
+        gold = " | ".join(escape(answer) for answer in reading.sample.answers)
+        parts.append(f"<p>Gold answer{'s' * (len(reading.sample.answers) > 1)}: <mark>{gold}</mark></p>")
+    if reading.error is not None:
+        parts.append(f'<div class="card answer error">{escape(reading.error)}</div>')
+    elif reading.done:
+        answer = escape(reading.answer)
+        parts.append(f'<div class="card answer"><b>Answer</b><div class="text">{answer}</div></div>')
+    memory, chunk = "", 0
+    for step in reading.steps:
+        if step.kind == "memory":
+            parts.append(_chunk(reading, step, chunk, memory))
+            memory, chunk = step.text, chunk + 1
+        else:
+            text = f'<div class="text">{escape(step.text)}</div>'
+            parts.append(f'<div class="card"><b>Answer turn</b> {_facts(step)}{text}</div>')
+    return "\n".join(parts)
+
+
+def _chunk(reading: Reading, step: Step, chunk: int, memory: str) -> str:
+    first = chunk * reading.chunk_tokens
+    last = min(first + reading.chunk_tokens, reading.document_tokens)
+    where = f'<span class="soft">, document tokens {first:,} to {last:,}</span>'
+    return memory_card(f"<b>Chunk {chunk + 1} of {reading.num_chunks}</b> {_facts(step)}{where}", memory, step.text)
+
+
+def _facts(step: Step) -> str:
+    ended = "" if step.finish_reason == "stop" else ' <span class="cut">cut off by the token cap</span>'
+    return f'<span class="soft">{step.tokens} response tokens, {step.finish_reason}</span>{ended}'
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        fail(f"{message} (see {self.prog} --help)")
+
+
+def _positive(text: str) -> int:
+    value = int(text) if text.isascii() and text.isdigit() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = _Parser(prog="python -m memrl.report.trace_command", description="Sample rollouts of a training run as a web page.")
+    parser.add_argument("rollouts", type=Path, metavar="ROLLOUTS", help="a run's rollouts.jsonl")
+    parser.add_argument("--out", type=Path, required=True, help="the HTML file to write")
+    parser.add_argument("--step", type=_positive, help="only the trajectories of this step")
+    parser.add_argument("--last", type=_positive, default=LAST, help=f"only the last so many trajectories (default: {LAST})")
+    options = parser.parse_args(arguments)
+    with user_errors():
+        if options.rollouts.is_dir():
+            raise ValueError(f"{options.rollouts} is a folder; give {options.rollouts / 'rollouts.jsonl'}")
+        if options.out.resolve() == options.rollouts.resolve():
+            raise ValueError(f"--out {options.out} is the file to be shown; choose another name")
+        if not options.out.absolute().parent.is_dir():
+            raise ValueError(f"--out {options.out}: there is no folder {options.out.parent}; make it first")
+        count = write_rollouts(options.out, options.rollouts, options.step, options.last)
+    print(f"{options.out}: {count} trajector{'y' if count == 1 else 'ies'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

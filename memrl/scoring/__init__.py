@@ -1,0 +1,1 @@
+"""What an answer is worth: verifiers, scores, reward functions in processes of their own, evidence."""

@@ -1,0 +1,1 @@
+"""A run's life: settings to trainer, steps, checkpoints, logs and the report at its end."""

@@ -1,0 +1,61 @@
+"""Folders that take each other's place whole: at every moment one of the two is complete under its own or its old name."""
+
+import os
+import shutil
+from pathlib import Path
+
+from memrl.utils.files import sync_path, sync_tree
+
+
+def make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+
+
+def swap_in(fresh: Path, target: Path) -> None:
+    """Flush the finished folder `fresh` to the disk and put it in the place of `target`, which need not exist."""
+    sync_tree(fresh)
+    old = aside(target, "old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    fresh.rename(target)
+    sync_path(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def finish_swap(target: Path) -> None:
+    """Clean up what a kill within `swap_in`, or before it, left."""
+    fresh, old = aside(target, "new"), aside(target, "old")
+    if old.exists() and not target.exists():
+        old.rename(target)
+    for leftover in (fresh, old, aside(fresh, "new")):  # the last: of a writer that swaps too
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def aside(target: Path, state: str) -> Path:
+    """Where a folder that is to take `target`'s place is written ("new"), and where the one before goes ("old")."""
+    return target.with_name(f".{target.name}.{state}")
+
+
+def publish(source: Path, target: Path) -> None:
+    """Make `target` the same folder as `source`: by hard links, or copies where the disk has none."""
+    if target.is_dir() and _listing(source) == _listing(target):
+        return
+    fresh = aside(target, "new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.copytree(source, fresh, copy_function=_link_or_copy)
+    swap_in(fresh, target)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _listing(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of each file: the same for a hard link, and for a copy by `shutil.copy2`."""
+    found = ((path, path.stat()) for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): (stat.st_size, stat.st_mtime_ns) for path, stat in found}

@@ -1,0 +1,87 @@
+"""The table at the end of a miniature run: greedy accuracy by document length, before and after reinforcement learning."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from memrl.engine import distributed
+from memrl.evaluation.accuracy_plot import plot_accuracy
+from memrl.evaluation.runner import evaluate
+from memrl.evaluation.summary import summarize
+from memrl.evaluation.tasks import NeedleTask
+from memrl.llm import Decoding, LocalLLM
+from memrl.model import Transformer
+from memrl.sampler import Sampler
+from memrl.training.trainer import Trainer
+from memrl.utils.files import write_whole
+from memrl.utils.progress import Progress
+
+LONG = 64  # chunks; longer documents come in smaller numbers (report.samples_long)
+EVALUATION_SEED = 1_000_003  # documents of training and of the table never come from the same draw
+
+
+def has_report(trainer: Trainer, name: str) -> bool:
+    """Whether `report_NAME.json` is there and was made with the present settings; the same on all ranks."""
+    try:
+        content = json.loads((trainer.run.path / f"report_{name}.json").read_text())
+        held = content["settings"] == asdict(trainer.config.report)
+    except (OSError, ValueError, KeyError):
+        held = False
+    return distributed.from_rank_0(held)
+
+
+def evaluate_policy(trainer: Trainer, name: str, model: Transformer) -> None:
+    """Let `model` read the report's documents and write `report_NAME.json`. Collective over ranks.
+
+    The documents are the same for every name, so "before" and "after" are compared on equal terms.
+    """
+    path = trainer.run.path / f"report_{name}.json"
+    options, agent = trainer.config.report, trainer.agent
+    sampler = Sampler(model, trainer.tokenizer, max_rows=options.max_rows, attention=trainer.attention)
+    llm = LocalLLM(sampler, trainer.tokenizer, Decoding(temperature=0.0), agent.prompts.system)
+    task = NeedleTask(trainer.tokenizer, agent)
+    rank, world = distributed.rank(), distributed.world_size()
+    parts = [
+        ([length for length in options.lengths if length > LONG], options.samples_long),
+        ([length for length in options.lengths if length <= LONG], options.samples),
+    ]
+    total = sum(task.num_chunks(length, count) for lengths, count in parts for length in lengths) // world
+    rows = []
+    with (
+        open(os.devnull, "w") as nowhere,
+        Progress(f"accuracy {name} RL", total, "chunks", stream=None if rank == 0 else nowhere) as progress,
+    ):
+        for lengths, count in parts:
+            seed = EVALUATION_SEED + trainer.config.seed
+            rows += evaluate(llm, task, lengths, count, agent, seed, shard=(rank, world), on_chunk=lambda: progress.advance())
+    rows = distributed.gather_lists(rows)
+    if rank == 0:
+        write_whole(path, json.dumps({"settings": asdict(options), "summary": summarize(rows)}, indent=2) + "\n")
+    distributed.barrier()
+
+
+def write_report(folder: Path, trained_to: int) -> None:
+    """Print the table and write `report.json` and `report.png` from the two evaluations."""
+    before, after = (json.loads((folder / f"report_{name}.json").read_text())["summary"] for name in ("before", "after"))
+    write_whole(folder / "report.json", json.dumps({"before": before, "after": after}, indent=2) + "\n")
+    plot_accuracy(
+        folder / "report.png",
+        {"after RL": after, "before RL": before},
+        title="A memory agent before and after reinforcement learning",
+        trained_to=trained_to,
+    )
+    print(format_table(before, after))
+    print(f"picture: {folder / 'report.png'}")
+
+
+def format_table(before: list[dict], after: list[dict]) -> str:
+    """The strict accuracies as a Markdown table, one column per length, with 95% intervals in percent."""
+    header = ["chunks", *(str(entry["length"]) for entry in after)]
+    lines = [header, ["---"] * len(header)]
+    for name, entries in (("before RL", before), ("after RL", after)):
+        cells = [f"{entry['strict']:.3f}" for entry in entries]
+        spans = ["{:.0f}-{:.0f}%".format(*(100 * bound for bound in entry["strict_interval"])) for entry in entries]
+        lines += [[name, *cells], ["95% interval", *spans]]
+    lines.append(["documents", *(str(entry["n"]) for entry in after)])
+    return "\n".join(f"| {line[0]:<12} | " + " | ".join(f"{cell:>7}" for cell in line[1:]) + " |" for line in lines)

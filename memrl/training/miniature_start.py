@@ -1,0 +1,212 @@
+"""The miniature's start: from random weights to a model that reads, imperfectly, in under a minute.
+
+A small model that is only shown the task does not learn to look anything up in reasonable time. So it first learns to look up,
+on random text that quotes itself, and then the form of the task, from a teacher with one bad habit: when a chunk *ends* in a fact
+about somebody else, it mostly writes that fact down and forgets what it knew. A model that copies this teacher answers short
+documents and loses the thread in long ones. Reinforcement learning has to find out, from right and wrong answers alone, that the
+habit is bad.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from memrl.agents import AgentConfig
+from memrl.agents.agent_file import save_agent
+from memrl.config import WarmStartOptions
+from memrl.data.needle import NAMES, SENTENCE_WORDS, build_tokenizer, draw_name, draw_values, fact, make_chunk
+from memrl.model import PackedContext, Transformer, TransformerConfig, save_model
+from memrl.model.loader import from_scratch
+from memrl.model.positions import RopeConfig
+from memrl.prompts import PromptTemplate
+from memrl.tokenizer import Tokenizer
+from memrl.utils.progress import Progress
+
+QUOTE_RATE, TEACH_RATE = 7e-3, 3e-3  # peak learning rates of the two phases
+NUM_WORDS, NUM_DISTINCT, NUM_QUOTES, QUOTE_WORDS, CUE_WORDS = 20, 12, 6, 5, 2
+
+
+@dataclass
+class Batch:
+    """Packed sequences and the tokens to learn; fields as in `memrl.rl.packing.MicroBatch`."""
+
+    ids: Tensor
+    seq_lens: list[int]
+    select: Tensor
+    targets: Tensor
+
+
+def make_start(folder: Path, agent: AgentConfig, options: WarmStartOptions, seed: int) -> None:
+    """Write the warmed-up miniature as a Hugging Face folder."""
+    tokenizer = Tokenizer(build_tokenizer())
+    model = build_model(tokenizer.vocab_size, seed)
+    with Progress("warm start", options.quote_steps + options.teach_steps, "steps") as progress:
+        warm_up(model, tokenizer, agent, options, seed, progress.advance)
+    save_model(model, folder, tokenizer, finish=lambda new: save_agent(agent, new))
+
+
+def build_model(vocab_size: int, seed: int) -> Transformer:
+    """A two-layer Qwen2 of 176,000 parameters whose first layer's heads begin by looking 1, 2, 3 and 4 tokens back."""
+    config = TransformerConfig(
+        vocab_size=vocab_size,
+        hidden_size=96,
+        intermediate_size=192,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_size=24,
+        tie_word_embeddings=True,
+        max_position_embeddings=1024,
+        rope=RopeConfig(theta=10_000.0),
+    )
+    model = from_scratch(config, seed)
+    attention = model.model.layers[0].self_attn
+    look_back(attention.q_proj, attention.k_proj, model.inverse_frequencies)
+    return model
+
+
+@torch.no_grad()
+def look_back(q_proj: nn.Linear, k_proj: nn.Linear, frequencies: Tensor, strength: float = 6.0, num_fast: int = 2) -> None:
+    """Set the biases so that head h begins by attending to the token 1 + h places back, nearly whatever the tokens are.
+
+    Every key gets the same bias b on its fastest rotary pairs, and head h's query gets b turned by -(1 + h) positions. The rotary
+    embedding turns both by their own positions, so their product peaks where the key stands 1 + h places before the query.
+
+    Args:
+        frequencies: fp32 [D/2], radians per position of each pair.
+    """
+    half = len(frequencies)
+    pair = torch.zeros(half)
+    pair[:num_fast] = strength / math.sqrt(2)
+    k_proj.bias.copy_(torch.cat((pair, pair)).repeat(k_proj.out_features // (2 * half)))
+    for head, bias in enumerate(q_proj.bias.view(-1, 2 * half)):
+        angle = -(1 + head) * frequencies
+        first = pair * angle.cos() - pair * angle.sin()
+        second = pair * angle.cos() + pair * angle.sin()
+        bias.copy_(torch.cat((first, second)))
+
+
+def warm_up(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    agent: AgentConfig,
+    options: WarmStartOptions,
+    seed: int,
+    on_step: Callable[[], None] = lambda: None,
+) -> None:
+    """Train `model` in place through both phases; deterministic in `seed`."""
+    words = len(tokenizer.hf)
+    first = len(tokenizer.special_ids)
+    quotes = quote_batches(np.random.default_rng((seed, 0)), options.batch_size, first, words)
+    lessons = lesson_batches(random.Random(f"{seed} lessons"), options, tokenizer, agent)
+    _fit(model, quotes, options.quote_steps, QUOTE_RATE, lambda part: 1 - part, on_step)
+    _fit(model, lessons, options.teach_steps, TEACH_RATE, lambda part: 0.5 * (1 + math.cos(math.pi * part)), on_step)
+
+
+def _fit(
+    model: Transformer,
+    batches: Iterator[Batch],
+    steps: int,
+    peak_rate: float,
+    schedule: Callable[[float], float],
+    on_step: Callable[[], None],
+) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    model.train()
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = peak_rate * schedule(step / steps)
+        batch = next(batches)
+        logprobs, _ = model(batch.ids, PackedContext(batch.seq_lens), batch.select, batch.targets)
+        optimizer.zero_grad()
+        (-logprobs.mean()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        on_step()
+
+
+def quote_batches(rng: np.random.Generator, batch_size: int, first_word: int, end_word: int) -> Iterator[Batch]:
+    """Random text that quotes itself: 20 words, drawn from 12, then 6 quotes of 5 consecutive ones.
+
+    The first two words of a quote say which place it comes from (one alone may stand in two places), the other three are learned.
+    """
+    text_len = NUM_WORDS + NUM_QUOTES * QUOTE_WORDS
+    quoted = NUM_WORDS + np.arange(NUM_QUOTES)[:, None] * QUOTE_WORDS + np.arange(CUE_WORDS, QUOTE_WORDS)
+    learned = (np.arange(batch_size)[:, None] * text_len + quoted.ravel()).ravel()
+    select = torch.from_numpy(learned - 1)
+    while True:
+        distinct = np.argsort(rng.random((batch_size, end_word - first_word)), axis=1)[:, :NUM_DISTINCT] + first_word
+        order = np.argsort(rng.random((batch_size, NUM_WORDS)), axis=1) % NUM_DISTINCT
+        text = np.take_along_axis(distinct, order, axis=1)
+        starts = rng.integers(0, NUM_WORDS - QUOTE_WORDS + 1, size=(batch_size, NUM_QUOTES, 1))
+        places = (starts + np.arange(QUOTE_WORDS)).reshape(batch_size, -1)
+        ids = torch.from_numpy(np.concatenate((text, np.take_along_axis(text, places, axis=1)), axis=1).ravel())
+        yield Batch(ids, [text_len] * batch_size, select, ids[learned])
+
+
+def lesson_batches(rng: random.Random, options: WarmStartOptions, tokenizer: Tokenizer, agent: AgentConfig) -> Iterator[Batch]:
+    """The teacher's turns, in the prompts that the agent uses."""
+    vocabulary = tokenizer.hf.get_vocab()
+    templates = {text: PromptTemplate(text, tokenizer) for text in (agent.prompts.memory, agent.prompts.answer)}
+
+    def encode(text: str) -> list[int]:
+        return [vocabulary[word] for word in text.split()]
+
+    while True:
+        sequences = []
+        for _ in range(options.batch_size):
+            text, slots, response = lesson(rng, options.flaw, agent)
+            prompt = templates[text].render(**{name: encode(value) for name, value in slots.items()})
+            sequences.append((prompt, [*encode(response), tokenizer.hf.eos_token_id]))
+        yield _pack_lessons(sequences)
+
+
+def _pack_lessons(sequences: list[tuple[list[int], list[int]]]) -> Batch:
+    sequences = sorted(sequences, key=lambda pair: len(pair[0]) + len(pair[1]))
+    ids: list[int] = []
+    select: list[int] = []
+    for prompt, response in sequences:
+        start = len(ids) + len(prompt) - 1
+        select += range(start, start + len(response))
+        ids += prompt + response[:-1]
+    return Batch(
+        torch.tensor(ids),
+        [len(prompt) + len(response) - 1 for prompt, response in sequences],
+        torch.tensor(select),
+        torch.tensor([token for _, response in sequences for token in response]),
+    )
+
+
+def lesson(rng: random.Random, flaw: float, agent: AgentConfig) -> tuple[str, dict[str, str], str]:
+    """One turn as the teacher does it: the prompt's text, its slots, the response.
+
+    The memory holds the answer (40%), somebody else's fact (15%) or nothing. The needle stands in the chunk with probability 0.6,
+    or 0.25 when the memory has the answer already, and then counts as the newer truth. One lesson in eight is an answer turn.
+    """
+    name, values = rng.choice(NAMES), draw_values(rng)
+    kind = rng.random()
+    knows = kind < 0.4
+    if knows:
+        memory = f"{name} {values}"
+    elif kind < 0.55:
+        memory = f"{draw_name(rng, name)} {draw_values(rng)}"
+    else:
+        memory = agent.prompts.no_memory if rng.random() < 0.3 else f"{name} none"
+    slots = {"question": f"code {name}", "memory": memory}
+    if rng.random() < 0.12:
+        return agent.prompts.answer, slots, f"\\boxed{{ {name} {values if knows else 'none'} }}"
+    in_chunk = rng.random() < (0.25 if knows else 0.6)
+    if in_chunk:
+        values = draw_values(rng)
+    num_sentences = max(1, agent.chunk_tokens // SENTENCE_WORDS)
+    sentences = make_chunk(rng, name, fact(name, values) if in_chunk else None, num_sentences)
+    slots["section"] = " ".join(sentences)
+    last = sentences[-1].split()
+    if last[0] == "code" and not in_chunk and rng.random() < flaw:
+        return agent.prompts.memory, slots, " ".join(last[1:4])
+    return agent.prompts.memory, slots, f"{name} {values if knows or in_chunk else 'none'}"

@@ -1,0 +1,50 @@
+"""Device, threads and memory of this process. Importing this is cheap: torch comes with the first call."""
+
+import os
+import sys
+
+
+def pick_device(name: str = "auto"):
+    """A torch.device; `auto` is the first GPU, or the CPU where there is none.
+
+    Raises:
+        ValueError: an unknown name, or a GPU that this machine or this PyTorch does not have.
+    """
+    import torch
+
+    kind, _, index = name.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdecimal())):
+        raise ValueError(f"device is {name!r}; allowed are auto, cpu, cuda and cuda:N")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "auto":
+        return torch.device("cuda" if count else "cpu")
+    if kind == "cuda" and not count:
+        raise ValueError(f"device is {name!r}, but PyTorch {torch.__version__} finds no GPU; use --device cpu")
+    if index and int(index) >= count:
+        raise ValueError(f"device is {name!r}, but there are only {count} GPUs: cuda:0 to cuda:{count - 1}")
+    return torch.device(name)
+
+
+def set_threads(count: int) -> None:
+    """CPU threads of this process; 0 is PyTorch's choice, or the cores shared out among torchrun's ranks."""
+    import torch
+
+    if not count and "LOCAL_WORLD_SIZE" in os.environ:  # torchrun's own choice is one thread a rank
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        count = max(1, cores // int(os.environ["LOCAL_WORLD_SIZE"]))
+    if count:
+        torch.set_num_threads(count)
+
+
+def peak_memory() -> str:
+    """The most memory that this process held so far, say `1.3 GiB`, and the GPU's; "" where nobody counts."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return ""
+    unit = 1 if sys.platform == "darwin" else 1024
+    parts = [f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30:.2f} GiB"]
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        parts.append(f"{torch.cuda.max_memory_reserved() / 2**30:.2f} GiB on the GPU")
+    return " + ".join(parts)
