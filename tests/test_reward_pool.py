@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from memrl.scoring.reward_pool import RewardPool
 from memrl.scoring.reward_worker import ERROR_CHARACTERS, ORPHAN_GRACE_S, judge, one_line
-from memrl.scoring.rewards import verifier_scores
+from memrl.scoring.scores import verifier_scores
 from memrl.types import Sample, Trajectory
 
 REPO = Path(__file__).resolve().parent.parent
@@ -318,6 +318,27 @@ def test_without_a_function_the_verifiers_score(strict_pool, text, end, match):
     asyncio.run(strict_pool.score(trajectory, sample))
     expected = verifier_scores(text + end, sample.answers, match)
     assert (trajectory.scores, trajectory.reward, trajectory.error) == (expected, expected["strict"], "")
+
+
+@pytest.mark.parametrize(
+    ("answers", "match", "response", "strict", "lenient"),
+    [
+        (("Ed Wood",), "any", "so it is \\boxed{Ed Wood}", 1.0, 1.0),
+        (("Ed Wood",), "any", "so it is \\boxed{Ed Wood, director}", 0.0, 1.0),
+        (("Ed Wood",), "any", "so it is \\boxed{Tim Burton}", 0.0, 0.0),
+        (("Paris", "City of Light"), "any", "so \\boxed{paris}", 1.0, 1.0),
+        (("Paris", "City of Light"), "any", "\\boxed{It is Paris}", 0.0, 1.0),
+        (("Paris", "City of Light"), "any", "", 0.0, 0.0),
+        (("17", "23"), "all", "\\boxed{23, 17}", 1.0, 1.0),
+        (("17", "23"), "all", "\\boxed{17 and 23, I think}", 0.0, 1.0),
+        (("17", "23"), "all", "\\boxed{17}", 0.0, 0.0),
+    ],
+)
+def test_the_reward_is_the_strict_score_and_both_are_reported(strict_pool, answers, match, response, strict, lenient):
+    trajectory = Trajectory(response=response, reward=-5.0, scores={"reward": 0.5})
+    asyncio.run(strict_pool.score(trajectory, Sample("s", "q", "", answers, match)))
+    assert trajectory.scores == {"strict": strict, "lenient": lenient}
+    assert trajectory.reward == strict
 
 
 @pytest.mark.parametrize(("match", "strict", "lenient"), [("any", 0.0, 1.0), ("all", 1.0, 1.0)])

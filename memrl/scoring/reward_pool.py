@@ -21,7 +21,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 
 from memrl.scoring.reward_worker import one_line
-from memrl.scoring.rewards import verifier_scores
+from memrl.scoring.scores import verifier_scores
 from memrl.types import Sample, Trajectory
 
 START_LIMIT_S = 120.0  # to import the reward function's file, which may load libraries

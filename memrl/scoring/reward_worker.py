@@ -21,7 +21,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from memrl.scoring.rewards import verifier_scores
+from memrl.scoring.scores import verifier_scores
 
 ERROR_CHARACTERS = 300
 ORPHAN_GRACE_S = 2.0
