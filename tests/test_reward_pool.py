@@ -218,7 +218,7 @@ def test_the_function_gets_response_answers_and_metadata_as_json_holds_them():
         ("huge int", "OverflowError: int too large to convert to float"),
         ("dict without reward", 'ValueError: the returned dict has no "reward"'),
         ("dict with nan", "ValueError: format is nan, not a finite number"),
-        ("dict with strict", "ValueError: a score cannot be named 'strict'"),
+        ("dict with strict", "ValueError: a score cannot be named 'strict'; names are text"),
         ("dict with a number for a name", "ValueError: a score cannot be named 3"),
         ("os._exit", "ChildProcessError: scoring ended the worker: exit status 3"),
         ("segfault", "ChildProcessError: scoring ended the worker: SIGSEGV"),
@@ -484,13 +484,6 @@ def test_closing_starts_nothing_that_was_waiting(functions):
     assert all(t.error or t.reward == -1.0 for t in trajectories)
 
 
-def test_a_worker_outlives_the_time_limit_of_its_last_score(hasty):
-    assert scored(hasty, "true").error == ""
-    before = pids(hasty)
-    time.sleep(0.3 + ORPHAN_GRACE_S + 0.2)
-    assert scored(hasty, "true").error == "" and pids(hasty) == before
-
-
 SCRIPT = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
@@ -514,6 +507,14 @@ def run_script(functions, folder, do):
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.fixture(scope="module")
+def resting(functions):
+    """A pool with a time limit of 0.3 s, after one score; its processes; and when it has rested longer than any limit."""
+    with RewardPool(f"{functions}:by_metadata", 1, 0.3) as pool:
+        assert scored(pool, "true").error == ""
+        yield pool, pids(pool), time.monotonic() + 0.3 + ORPHAN_GRACE_S + 0.2
+
+
 def test_a_script_that_forgets_to_close_ends_and_leaves_no_process(functions, tmp_path):
     process = run_script(functions, tmp_path, "true")
     out, err = process.communicate(timeout=60)
@@ -523,7 +524,8 @@ def test_a_script_that_forgets_to_close_ends_and_leaves_no_process(functions, tm
 
 
 @pytest.mark.parametrize("do", ["sleep", "forever", "regex"])
-def test_workers_end_when_the_trainer_is_killed(functions, tmp_path, do):
+def test_workers_end_when_the_trainer_is_killed(functions, tmp_path, resting, do):
+    """`resting` rests meanwhile, which spares the next test the wait."""
     process = run_script(functions, tmp_path, do)
     workers = [int(pid) for pid in process.stdout.readline().split()]
     assert len(workers) == 2
@@ -533,6 +535,12 @@ def test_workers_end_when_the_trainer_is_killed(functions, tmp_path, do):
     process.communicate()
     for pid in workers:
         wait_until_gone(pid)
+
+
+def test_a_worker_outlives_the_time_limit_of_its_last_score(resting):
+    pool, before, rested = resting
+    time.sleep(max(0.0, rested - time.monotonic()))
+    assert scored(pool, "true").error == "" and pids(pool) == before
 
 
 # --- Mistakes -------------------------------------------------------------------------------------------------
@@ -594,7 +602,5 @@ def test_the_first_kinds_of_errors_are_printed_once(functions, capsys):
             assert scored(pool, do).error and scored(pool, do).error
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 5
-    assert lines[0] == (
-        f"reward function {functions}:by_metadata: ValueError: no such thing (graders.py:{RAISED}); the trajectory earns 0"
-    )
+    assert lines[0] == (f"reward function {functions}:by_metadata: ValueError: no such thing (graders.py:{RAISED}); reward 0")
     assert lines[-1].endswith("further kinds of errors are counted, not printed")
