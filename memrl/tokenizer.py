@@ -13,10 +13,19 @@ import json
 import logging
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 _END_MARKERS = ("<|im_end|>", "<|endoftext|>", "<|end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
 # Digits, blanks, line ends, accents and contractions: where ways of splitting text differ.
 _PROBE = "It's 12,345 items  in São Paulo\n\n 東京\t(x_1) we'LL\r\n"
+
+
+class TextTokenizer(Protocol):
+    """Anything that turns text into token ids and back."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
 
 
 class Tokenizer:

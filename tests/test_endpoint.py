@@ -17,8 +17,7 @@ from memrl.agents.memory import AgentConfig, memory_agent
 from memrl.endpoint import EndpointError, RemoteLLM
 from memrl.endpoint.failures import asked_wait, backoff
 from memrl.endpoint.server import split_url
-from memrl.llm import Decoding, LocalLLM
-from memrl.llm import Session as LocalSession
+from memrl.llm import Decoding, LocalLLM, LocalSession
 from memrl.prompts import Prompts
 from memrl.reading.reader import read_document
 from memrl.types import Sample

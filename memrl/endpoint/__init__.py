@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memrl.endpoint.server import EndpointDown, EndpointError, Server
-from memrl.llm import Session as LocalSession
+from memrl.llm import BaseSession
 from memrl.prompts import PromptTemplate
 from memrl.types import Turn
 from memrl.utils.crew import Crew
@@ -118,7 +118,7 @@ class RemoteLLM:
                 await crew.dismiss()
 
 
-class Session(LocalSession):
+class Session(BaseSession["RemoteLLM"]):
     """One trajectory's conversation partner. Its `render` gives the user's message alone, without a chat template."""
 
     def content_ids(self, turn: Turn) -> list[int]:

@@ -11,10 +11,9 @@ the next turn sees.
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Protocol
 
 import yaml
-
-from memrl.tokenizer import Tokenizer
 
 PROMPT_FOLDER = Path(__file__).resolve().parent
 _SLOT = re.compile(r"\{(question|memory|section)\}")
@@ -99,10 +98,18 @@ def check_prompts(content: object, source: str) -> Prompts:
     return Prompts(**content)
 
 
+class TemplateTokenizer(Protocol):
+    """What `PromptTemplate` needs from a tokenizer; see `memrl.tokenizer.Tokenizer`."""
+
+    def render_chat(self, content: str, system: str | None = None) -> str: ...
+
+    def encode_template(self, text: str) -> list[int]: ...
+
+
 class PromptTemplate:
     """A prompt's text inside the model's chat template, tokenised piece by piece."""
 
-    def __init__(self, text: str, tokenizer: Tokenizer, system: str | None = None):
+    def __init__(self, text: str, tokenizer: TemplateTokenizer, system: str | None = None):
         """
         Raises:
             ValueError: the chat template fails, or does not show the user's message once and unchanged.

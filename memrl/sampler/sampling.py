@@ -4,7 +4,7 @@ Randomness is counter-based: the number that picks a row's token is a hash of (t
 nothing else, so a row does not depend on its batch mates, on the order of work, or on what was sampled before.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -38,7 +38,7 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    stop_ids: Sequence[int] = ()
+    stop_ids: Collection[int] = ()
     seed: int = 0
     min_p: float = 0.0
     stop: Sequence[str] = ()
