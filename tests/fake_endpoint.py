@@ -80,7 +80,7 @@ class FakeEndpoint:
         self.headers: list[dict] = []
         self.paths: list[str] = []
         self.most_at_once = self._at_once = 0
-        self._lock = threading.Lock()
+        self._lock, self._closed = threading.Lock(), threading.Event()
 
     def __enter__(self) -> "FakeEndpoint":
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"fake": self}))
@@ -91,6 +91,7 @@ class FakeEndpoint:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._closed.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -148,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
             fake.most_at_once = max(fake.most_at_once, fake._at_once)
         try:
             reply = fake._reply(body, {name.lower(): value for name, value in self.headers.items()}, self.path)
-            time.sleep(reply.seconds)
+            fake._closed.wait(reply.seconds)
         finally:
             with fake._lock:
                 fake._at_once -= 1

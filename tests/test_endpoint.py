@@ -10,12 +10,14 @@ import socket
 import threading
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
+from types import SimpleNamespace
 
 import pytest
+from openai import APIStatusError
 
 from memrl.agents.memory import AgentConfig, memory_agent
 from memrl.endpoint import EndpointError, RemoteLLM
-from memrl.endpoint.failures import asked_wait, backoff
+from memrl.endpoint.failures import backoff, retry_after
 from memrl.endpoint.server import split_url
 from memrl.llm import Decoding, LocalLLM, LocalSession
 from memrl.prompts import Prompts
@@ -42,9 +44,11 @@ def ask(llm: RemoteLLM, text="red blue", max_new_tokens=4, identity=(0,)):
 
 @pytest.fixture
 def quiet(caplog):
-    """Fails the test where asyncio had something to say that nobody looked at."""
+    """Fails the test if asyncio logged an error that no code handled, which it does when the garbage is collected."""
+    gc.freeze()  # what is older than the test need not be searched
     yield
     gc.collect()
+    gc.unfreeze()
     assert not [record.getMessage() for record in caplog.records if record.name == "asyncio"]
 
 
@@ -207,7 +211,7 @@ def test_an_agent_that_raises_ends_the_run_and_the_others_are_cancelled(quiet, r
 
     async def waits(session):
         try:
-            await session.chat([], kind="x", max_new_tokens=1)
+            await session.chat([], kind="x", max_new_tokens=2)
         except asyncio.CancelledError:
             cancelled.append(True)
             raise
@@ -216,11 +220,11 @@ def test_an_agent_that_raises_ends_the_run_and_the_others_are_cancelled(quiet, r
         await session.chat([], kind="y", max_new_tokens=1)
         raise RuntimeError("mine")
 
-    with FakeEndpoint(lambda body: Reply("x", seconds=5), script=[Reply("x")]) as server:
+    with FakeEndpoint(lambda body: Reply("x", seconds=60 * (body["max_tokens"] == 2))) as server:
         llm = remote(server, concurrency=3)
         with pytest.raises(RuntimeError, match="mine"):
             llm.run([fails(llm.session(0)), *(waits(llm.session(i)) for i in range(1, 6))], concurrency=3)
-    assert cancelled == [True, True, True] or cancelled == [True, True]
+    assert cancelled == [True, True]
     gc.collect()
     assert not [str(w.message) for w in recwarn if "never awaited" in str(w.message)]
 
@@ -297,8 +301,8 @@ def test_tries_are_bounded_and_counted(quiet):
     ("reply", "words"),
     [
         (Reply(seconds=0.4), "no answer within 0.1 s"),
-        (Reply(raw="{"), "what it sends is not JSON"),
-        (Reply(raw="<html> a page", kind="text/html"), "what it sends is no completion: '<html> a page'"),
+        (Reply(raw="{"), "the answer is not JSON"),
+        (Reply(raw="<html> a page", kind="text/html"), "the answer is not a completion: '<html> a page'"),
     ],
 )
 def test_a_failure_without_a_status_is_told_in_words(reply, words):
@@ -314,14 +318,15 @@ def test_waits_double_up_to_a_minute_and_differ_by_hash():
 
 
 def test_retry_after_is_honoured_as_number_and_as_date():
-    class Answer(Exception):
+    class Answer(APIStatusError):
         def __init__(self, value):
-            self.response = type("R", (), {"headers": {} if value is None else {"retry-after": value}})
+            self.response = SimpleNamespace(headers={} if value is None else {"retry-after": value})
 
-    assert [asked_wait(Answer(value)) for value in (None, "7", "1.5", "soon", "-3")] == [0, 7, 1.5, 0, 0]
+    assert [retry_after(Answer(value)) for value in (None, "7", "1.5", "soon", "-3")] == [0, 7, 1.5, 0, 0]
     in_a_minute = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=60), usegmt=True)
-    assert 50 < asked_wait(Answer(in_a_minute)) <= 60
-    assert asked_wait(Answer("Wed, 21 Oct 2015 07:28:00 GMT")) == 0 and asked_wait(ValueError()) == 0
+    assert 50 < retry_after(Answer(in_a_minute)) <= 60
+    assert 50 < retry_after(Answer(in_a_minute.replace("GMT", "-0000"))) <= 60
+    assert retry_after(Answer("Wed, 21 Oct 2015 07:28:00 GMT")) == 0 and retry_after(ValueError()) == 0
 
 
 def test_the_server_is_left_alone_for_as_long_as_it_asks(monkeypatch):
@@ -374,7 +379,7 @@ def test_a_server_that_refuses_the_seed_gets_none_from_then_on(capsys):
         llm = remote(server)
         assert [ask(llm).text for _ in range(2)] == ["yes", "yes"]
     assert ["seed" in body for body in server.bodies] == [True, False, False]
-    assert capsys.readouterr().err.count("takes no seed") == 1
+    assert capsys.readouterr().err.count("accepts no seed") == 1
 
 
 def test_max_tokens_is_sent_under_its_other_name_where_the_server_wants_that():
@@ -439,7 +444,7 @@ def test_the_check_asks_for_a_few_tokens_where_models_are_not_listed():
 
 def test_a_wrong_model_name_is_told_with_those_that_are_served():
     with FakeEndpoint(models=["one", "two"]) as server:
-        with pytest.raises(ValueError, match=r"HTTP 404: .*asked for the model 'three'\); it serves one, two$"):
+        with pytest.raises(ValueError, match=r"HTTP 404: .*\(model 'three'\); it serves one, two$"):
             remote(server, model="three").check()
 
 
