@@ -10,7 +10,7 @@ from openai import APIError, APIStatusError, APITimeoutError
 
 LONGEST_BACKOFF_S = 60.0
 # asyncio's TimeoutError is not the built-in one in Python 3.10; a body that is not JSON raises a ValueError.
-FAILURES = (APIError, asyncio.TimeoutError, ValueError)
+CAUGHT = (APIError, asyncio.TimeoutError, ValueError)
 
 
 class NoCompletionError(ValueError):
@@ -39,12 +39,8 @@ def retry_after(error: Exception) -> float:
 
 def is_temporary(error: Exception) -> bool:
     """Whether the same request may succeed later."""
-    status = status_of(error)
+    status = getattr(error, "status_code", None)
     return status is None or status in (408, 409, 429) or status >= 500
-
-
-def status_of(error: Exception) -> int | None:
-    return getattr(error, "status_code", None)
 
 
 def is_unreachable(error: Exception) -> bool:

@@ -13,17 +13,7 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from openai import AsyncOpenAI, BadRequestError, UnprocessableEntityError
 
-from memrl.endpoint.failures import (
-    FAILURES,
-    NoCompletionError,
-    backoff,
-    describe,
-    is_temporary,
-    is_unreachable,
-    names_parameter,
-    retry_after,
-    status_of,
-)
+from memrl.endpoint import failures
 from memrl.utils.seeds import row_seed
 
 if TYPE_CHECKING:
@@ -56,11 +46,7 @@ class EndpointDown(BaseException):
 
 
 class Server:
-    """One model of an OpenAI-compatible server.
-
-    Attributes:
-        usage: `prompt_tokens` and `completion_tokens` of all answers so far, as the server counts them.
-    """
+    """One model of an OpenAI-compatible server."""
 
     def __init__(
         self, url: str, model: str, decoding: Decoding, system: str | None, *, timeout: float, tries: int, first_wait: float
@@ -144,15 +130,16 @@ class Server:
         for attempt in range(tries):
             try:
                 result = await send()
-            except FAILURES as error:
-                wait = max(backoff(attempt, self.first_wait, row_seed(seed, attempt)), retry_after(error))
-                if is_temporary(error) and attempt + 1 < tries and wait <= LONGEST_WAIT_S:
+            except failures.CAUGHT as error:
+                wait = max(failures.backoff(attempt, self.first_wait, row_seed(seed, attempt)), failures.retry_after(error))
+                if failures.is_temporary(error) and attempt + 1 < tries and wait <= LONGEST_WAIT_S:
                     await asyncio.sleep(wait)
                     continue
-                message = f"{self.url}: {describe(error, self.timeout)}" + (f" (try {attempt + 1} of {tries})" if attempt else "")
-                if is_unreachable(error) and tries > 1 and self._answered == answered:
+                attempts = f" (try {attempt + 1} of {tries})" if attempt else ""
+                message = f"{self.url}: {failures.describe(error, self.timeout)}{attempts}"
+                if failures.is_unreachable(error) and tries > 1 and self._answered == answered:
                     raise EndpointDown(f"{message}; the server is down, so the run ends here") from None
-                raise EndpointError(message, status_of(error)) from error
+                raise EndpointError(message, getattr(error, "status_code", None)) from error
             self._answered += 1
             return result
         raise AssertionError("tries is positive")
@@ -166,13 +153,13 @@ class Server:
                 # The client's own limit applies to each pause; a server that sends byte by byte never reaches it.
                 completion = await asyncio.wait_for(request, self.timeout)
             except (BadRequestError, UnprocessableEntityError) as error:
-                refused = next((name for name in self._optional if name not in omitted and names_parameter(error, name)), None)
-                if refused is None:
+                refused = [name for name in self._optional if name not in omitted and failures.names_parameter(error, name)]
+                if not refused:
                     raise
-                omitted |= {refused}
+                omitted |= {refused[0]}
                 continue
             if not getattr(completion, "choices", None):  # a gateway's page, or an error with a success status
-                raise NoCompletionError(f"the answer is not a completion: {' '.join(str(completion).split())[:120]!r}")
+                raise failures.NoCompletionError(f"the answer is not a completion: {' '.join(str(completion).split())[:120]!r}")
             if "seed" in omitted - self._omitted:
                 print(f"{self.url} accepts no seed, so results are not reproducible", file=sys.stderr)
             self._omitted |= omitted  # only after a success: an error may name a parameter by chance
