@@ -18,7 +18,8 @@ The definitions follow the code of MemAgent (arXiv 2507.02259) where that is sou
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cache
 from typing import Literal
 
 # Tokens of the brace scan: a box that opens, an escaped brace (an odd number of backslashes before it), which is skipped, and
@@ -241,28 +242,20 @@ def _strict_keys(text: str) -> set[str]:
 # --- Unicode and words --------------------------------------------------------------------------------------
 
 
-class _CharMap(dict):
-    """A table for `str.translate` that calls `rule` once for each different character."""
-
-    def __init__(self, rule: Callable[[str], str]):
-        super().__init__()
-        self.rule = rule
-
-    def __missing__(self, code: int) -> str:
-        self[code] = self.rule(chr(code))
-        return self[code]
-
-
 _MAX_MARKS = 30  # the longest run of combining marks in stream-safe text (Unicode Standard Annex 15)
-_MARKS = _CharMap(lambda char: "m" if unicodedata.combining(unicodedata.normalize("NFKD", char)[0]) else " ")
 
 
 def _normalize(form: Literal["NFC", "NFKC"], text: str) -> str:
-    """`unicodedata.normalize` in linear time: text with a run of over 30 combining marks, which Python sorts in quadratic time,
+    """`unicodedata.normalize` in linear time: text with a longer run of combining marks, which Python sorts in quadratic time,
     stays unchanged."""
-    if text.isascii() or "m" * (_MAX_MARKS + 1) in text.translate(_MARKS):
+    if text.isascii() or "m" * (_MAX_MARKS + 1) in "".join(map(_mark, text)):
         return text
     return unicodedata.normalize(form, text)
+
+
+@cache
+def _mark(char: str) -> str:
+    return "m" if unicodedata.combining(unicodedata.normalize("NFKD", char)[0]) else " "
 
 
 _ARTICLES = {"a", "an", "the"}
@@ -287,6 +280,7 @@ _UNSPACED = (
 )
 
 
+@cache
 def _word_char(char: str) -> str:
     """The replacement of one character before the text is split at whitespace."""
     category = unicodedata.category(char)
@@ -299,7 +293,6 @@ def _word_char(char: str) -> str:
     return f" {char} " if any(first <= ord(char) <= last for first, last in _UNSPACED) else char
 
 
-_WORD_CHARS = _CharMap(_word_char)
 _PERIOD = re.compile(r"(?<!\d)\.|\.(?!\d)")
 _DIGIT_GROUP = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _DIGIT_RANGE = re.compile(r"(?<=\d)[-\N{HYPHEN}](?=\d)")
@@ -317,5 +310,5 @@ def _words(text: str) -> list[str]:
     """
     text = _normalize("NFKC", _plain(text, keep_signs=True)).casefold()
     text = _DIGIT_RANGE.sub(" ", _DIGIT_GROUP.sub("", _PERIOD.sub("", text)))
-    words = text.translate(_WORD_CHARS).split()
+    words = "".join(map(_word_char, text)).split()
     return [word for word in words if word not in _ARTICLES] or words
