@@ -14,8 +14,8 @@ from memrl.prompts import PromptTemplate
 from memrl.sampler import Request, Sampler, SamplingParams
 from memrl.tokenizer import TextTokenizer, Tokenizer
 from memrl.types import Turn
-from memrl.utils.crew import Crew
 from memrl.utils.seeds import row_seed
+from memrl.utils.task_pool import TaskPool
 
 T = TypeVar("T")
 
@@ -114,21 +114,21 @@ class LocalLLM:
         return asyncio.run(self.drive(agents, concurrency or 2 * self.sampler.max_rows))
 
     async def drive(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int) -> list[T]:
-        crew = Crew(agents, concurrency)
+        tasks = TaskPool(agents, concurrency)
         try:
-            while crew.fill():
+            while tasks.start():
                 await asyncio.sleep(0)  # lets every agent that has its response run to its next chat
-                crew.settle()
+                tasks.collect()
                 if self.sampler.has_work:
                     for request in self.sampler.step():
                         if not request.tag.done():  # done already: the agent stopped waiting, for example by its own time limit
                             request.tag.set_result(request)
-                elif crew.live:
-                    await asyncio.wait(crew.live, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
-            return crew.results()
+                elif tasks.running:
+                    await asyncio.wait(tasks.running, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
+            return tasks.results()
         finally:
             self.sampler.abort()
-            await crew.dismiss()
+            await tasks.cancel()
 
 
 class TextLLM(Protocol):

@@ -21,7 +21,7 @@ from memrl.endpoint.server import EndpointDown, EndpointError, Server
 from memrl.llm import BaseSession
 from memrl.prompts import PromptTemplate
 from memrl.types import Turn
-from memrl.utils.crew import Crew
+from memrl.utils.task_pool import TaskPool
 
 if TYPE_CHECKING:
     from memrl.llm import Decoding
@@ -96,17 +96,17 @@ class RemoteLLM:
         return asyncio.run(self._run(agents, concurrency or self.concurrency))
 
     async def _run(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int) -> list[T]:
-        crew = Crew(agents, concurrency)
+        tasks = TaskPool(agents, concurrency)
         async with self.server.connected():
             try:
-                while crew.fill():
-                    await asyncio.wait(crew.live, return_when=asyncio.FIRST_COMPLETED)
-                    crew.settle()
-                return crew.results()
+                while tasks.start():
+                    await asyncio.wait(tasks.running, return_when=asyncio.FIRST_COMPLETED)
+                    tasks.collect()
+                return tasks.results()
             except EndpointDown as down:
                 raise EndpointError(str(down)) from None
             finally:
-                await crew.dismiss()
+                await tasks.cancel()
 
 
 class RemoteSession(BaseSession[RemoteLLM]):
