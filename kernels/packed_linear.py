@@ -1,22 +1,22 @@
-"""y = x W^T + b with the weight laid out once for the CPU's matrix unit, as oneDNN wants it.
+"""y = x W^T + b with the weight stored in the blocked layout of oneDNN's bf16 matrix products.
 
-A plain weight is brought into that layout in every call. With few rows, where reading the weight is all the work, that costs
-up to half the speed; the results are the same bits.
+A plain weight is converted to that layout in every call. With few rows, where the time goes into reading the weight, that costs
+up to half the speed. The results are bitwise the same.
 """
 
 import torch
 from torch import Tensor
 
+from memrl.kernels.logprob import multiplies_bf16
+
 
 def can_pack(weight: Tensor) -> bool:
     """Whether this is a bf16 weight on a CPU whose oneDNN multiplies bf16."""
-    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not torch.backends.mkldnn.is_available():
-        return False
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and multiplies_bf16(weight.device)
 
 
 def pack_weight(weight: Tensor) -> Tensor:
-    """A weight [out, in] in the layout that `packed_linear` takes; opaque, and nothing else can be done with it."""
+    """A weight [out, in] in oneDNN's layout: an opaque tensor that only `packed_linear` can use."""
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 16)
 
 

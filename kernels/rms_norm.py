@@ -7,7 +7,7 @@ from torch import Tensor
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """y = weight * x / sqrt(mean(x^2) + eps) over the last dimension.
 
-    The statistics are fp32 whatever x is, and the product with the weight is taken in x's dtype, as Qwen2 was trained.
+    The statistics are fp32 for every dtype of x; the product with the weight is in x's dtype, as Qwen2 was trained.
 
     Args:
         x: [..., C].

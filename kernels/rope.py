@@ -9,7 +9,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Args:
         x: queries or keys, [T, heads, D].
-        cos, sin: [T, D], x's dtype, the D/2 angles of each position written twice.
+        cos, sin: [T, D], x's dtype; the D/2 values of each position are repeated once.
     """
     first, second = x.chunk(2, dim=-1)
     rotated = torch.cat((-second, first), dim=-1)

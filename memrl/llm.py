@@ -1,28 +1,74 @@
-"""What an agent talks to.
+"""What an agent talks to: the `LLM` and `Session` interfaces, and their implementation on the local sampler.
 
-A `LocalLLM` drives the sampler for any number of agents at once. Each agent is a coroutine with a `Session` of its own; whenever
-all of them wait, the sampler takes one step, and whoever got an answer goes on. No agent waits for another one's turn.
+A `LocalLLM` drives the sampler for many agents at once. Each agent is a coroutine with a `Session` of its own. When all of them
+wait for a response, the sampler takes one step, and the agents whose responses are complete continue.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from memrl.prompts import PromptTemplate
 from memrl.sampler import Request, Sampler, SamplingParams
-from memrl.tokenizer import Tokenizer
+from memrl.tokenizer import TextTokenizer, Tokenizer
 from memrl.types import Turn
-from memrl.utils.crew import Crew
 from memrl.utils.seeds import row_seed
+from memrl.utils.task_pool import TaskPool
 
 T = TypeVar("T")
 
 
+class Session(Protocol):
+    """One trajectory's connection to a language model. Every `chat` is an independent conversation."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+    def render(self, text: str, **slots: list[int]) -> list[int]:
+        """Token ids of a prompt text with its slots filled."""
+        ...
+
+    def content_ids(self, turn: Turn) -> list[int]:
+        """The ids of a response that may be inserted into a later prompt as data."""
+        ...
+
+    async def chat(self, prompt_ids: list[int], *, kind: str, max_new_tokens: int) -> Turn:
+        """The response to a rendered prompt, as a turn of this `kind`."""
+        ...
+
+
+class LLM(Protocol):
+    """A language model that serves many agents at once.
+
+    Attributes:
+        about: lines for people that describe the model.
+    """
+
+    about: list[str]
+
+    @property
+    def concurrency(self) -> int:
+        """Number of agents to run at a time; more would only wait."""
+        ...
+
+    @property
+    def tokenizer(self) -> TextTokenizer: ...
+
+    def session(self, *identity: int, on_turn: Callable[[Turn], None] | None = None) -> Session:
+        """A session for one trajectory. Its seeds depend on `identity` alone, for example (seed, step, group, rollout)."""
+        ...
+
+    def run(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int | None = None) -> list[T]:
+        """Run the coroutines, at most `concurrency` at a time; results in order."""
+        ...
+
+
 @dataclass(frozen=True)
 class Decoding:
-    """How all turns of a run are sampled; `temperature` 0 is greedy. Fields as in `SamplingParams`."""
+    """Sampling settings of all turns of a run; `temperature` 0 is greedy. Fields as in `SamplingParams`."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -31,7 +77,7 @@ class Decoding:
 
 
 class LocalLLM:
-    """The sampler, seen from agents."""
+    """The `LLM` interface on the local sampler."""
 
     def __init__(
         self,
@@ -43,52 +89,68 @@ class LocalLLM:
     ):
         """
         Args:
-            system: system message of every prompt; None leaves it to the chat template.
-            about: lines for people that say what runs here.
+            system: system message of every prompt; None keeps the chat template's default.
+            about: lines for people that describe the model.
         """
         self.about = list(about)
         self.sampler, self.tokenizer = sampler, tokenizer
         stop_ids = frozenset(tokenizer.stop_ids)
         self.params = SamplingParams(1, decoding.temperature, decoding.top_p, decoding.top_k, stop_ids, min_p=decoding.min_p)
-        # The G rollouts of a sample follow each other, so a few entries spare all but the first tokenisation.
+        # The G rollouts of a sample run one after another, so a few cached texts avoid tokenising a document G times.
         self.encode = lru_cache(maxsize=16)(tokenizer.encode)
         self.template = lru_cache(maxsize=None)(lambda text: PromptTemplate(text, tokenizer, system))
 
     @property
     def concurrency(self) -> int:
-        """Agents at work at a time: more would only wait."""
+        """Number of agents to run at a time; more would only wait."""
         return self.sampler.max_rows
 
-    def session(self, *identity: int, on_turn: Callable[[Turn], None] | None = None) -> "Session":
-        """A handle for one trajectory. Its randomness depends on `identity` alone, e.g. (seed, step, group, rollout)."""
-        return Session(self, identity, on_turn)
+    def session(self, *identity: int, on_turn: Callable[[Turn], None] | None = None) -> "LocalSession":
+        """A session for one trajectory. Its seeds depend on `identity` alone, for example (seed, step, group, rollout)."""
+        return LocalSession(self, identity, on_turn)
 
     def run(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int | None = None) -> list[T]:
         """Run the coroutines, at most `concurrency` at a time (default: twice the sampler's rows); results in order."""
         return asyncio.run(self.drive(agents, concurrency or 2 * self.sampler.max_rows))
 
     async def drive(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int) -> list[T]:
-        crew = Crew(agents, concurrency)
+        tasks = TaskPool(agents, concurrency)
         try:
-            while crew.fill():
-                await asyncio.sleep(0)  # every agent that can go on does, up to its next chat
-                crew.settle()
+            while tasks.start():
+                await asyncio.sleep(0)  # lets every agent that has its response run to its next chat
+                tasks.collect()
                 if self.sampler.has_work:
                     for request in self.sampler.step():
-                        if not request.tag.done():  # an agent may have stopped waiting, by a time limit of its own say
+                        if not request.tag.done():  # done already: the agent stopped waiting, for example by its own time limit
                             request.tag.set_result(request)
-                elif crew.live:
-                    await asyncio.wait(crew.live, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
-            return crew.results()
+                elif tasks.running:
+                    await asyncio.wait(tasks.running, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
+            return tasks.results()
         finally:
             self.sampler.abort()
-            await crew.dismiss()
+            await tasks.cancel()
 
 
-class Session:
-    """One trajectory's conversation partner; every `chat` is an independent conversation."""
+class TextLLM(Protocol):
+    """What `BaseSession` needs from its LLM."""
 
-    def __init__(self, llm: LocalLLM, identity: tuple[int, ...], on_turn: Callable[[Turn], None] | None):
+    @property
+    def tokenizer(self) -> TextTokenizer: ...
+
+    @property
+    def encode(self) -> Callable[[str], list[int]]: ...
+
+    @property
+    def template(self) -> Callable[[str], PromptTemplate]: ...
+
+
+AnyTextLLM = TypeVar("AnyTextLLM", bound=TextLLM)
+
+
+class BaseSession(Generic[AnyTextLLM]):
+    """The part of a session that does not depend on where the model runs."""
+
+    def __init__(self, llm: AnyTextLLM, identity: tuple[int, ...], on_turn: Callable[[Turn], None] | None):
         self._llm, self._identity, self._on_turn = llm, identity, on_turn
         self._num_turns = 0
 
@@ -99,19 +161,31 @@ class Session:
         return self._llm.tokenizer.decode(ids)
 
     def render(self, text: str, **slots: list[int]) -> list[int]:
-        """Token ids of a prompt text with its slots filled, inside the chat template."""
+        """Token ids of a prompt text with its slots filled, inside the LLM's chat template."""
         return self._llm.template(text).render(**slots)
 
+    def _next_seed(self) -> int:
+        """The seed of the next turn."""
+        self._num_turns += 1
+        return row_seed(*self._identity, self._num_turns - 1)
+
+    def _report(self, turn: Turn) -> Turn:
+        if self._on_turn is not None:
+            self._on_turn(turn)
+        return turn
+
+
+class LocalSession(BaseSession[LocalLLM]):
+    """One trajectory's connection to a `LocalLLM`."""
+
     def content_ids(self, turn: Turn) -> list[int]:
-        """A response's ids without stop and other special tokens: what may be shown to the model again as data."""
-        special = self._llm.tokenizer.special_ids | set(self._llm.params.stop_ids)
+        """A response's ids without stop and other special tokens, so that they may be inserted into a later prompt as data."""
+        special = self._llm.tokenizer.special_ids.union(self._llm.params.stop_ids)
         return [token for token in turn.response_ids if token not in special]
 
     async def chat(self, prompt_ids: list[int], *, kind: str, max_new_tokens: int) -> Turn:
         """Sample a response to a rendered prompt."""
-        seed = row_seed(*self._identity, self._num_turns)
-        self._num_turns += 1
-        params = replace(self._llm.params, max_new_tokens=max_new_tokens, seed=seed)
+        params = replace(self._llm.params, max_new_tokens=max_new_tokens, seed=self._next_seed())
         done: asyncio.Future[Request] = asyncio.get_running_loop().create_future()
         self._llm.sampler.submit(Request(prompt_ids, params, tag=done))
         request = await done
@@ -123,6 +197,4 @@ class Session:
             finish_reason=request.finish_reason,
             text=self.decode(request.content_ids),
         )
-        if self._on_turn is not None:
-            self._on_turn(turn)
-        return turn
+        return self._report(turn)

@@ -1,4 +1,4 @@
-"""A real HTTP server on a free port that speaks as much of the OpenAI protocol as memrl uses, and misbehaves when told to."""
+"""A real HTTP server on a free port with the part of the OpenAI protocol that memrl uses, and with failures on request."""
 
 import json
 import re
@@ -12,15 +12,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer: a completion with `text`, unless it says otherwise.
+    """One answer: by default a completion with `text`.
 
     Attributes:
         text: the message's content; None is sent as null.
-        message: the error's words, where `status` is not 200.
+        message: the error's message if `status` is not 200.
         seconds: to wait first.
-        cut: "connect" hangs up without a word, "body" in the middle of the answer.
-        trickle: seconds between one byte of the answer and the next; 0 sends it at once.
-        raw: sent as it is, with the type `kind`.
+        cut: "connect" closes the connection before the answer, "body" in the middle of it.
+        trickle: seconds between the bytes of the answer; 0 sends it at once.
+        raw: the whole body, sent unchanged with the content type `kind`.
     """
 
     text: str | None = ""
@@ -51,7 +51,7 @@ class Reply:
 
 
 class FakeEndpoint:
-    """A context manager; `url` is its address without a path.
+    """The server, as a context manager; `url` is its address without a path.
 
     Attributes:
         bodies: of all chat requests, in the order of their arrival; `headers` and `paths` likewise.
@@ -70,9 +70,9 @@ class FakeEndpoint:
         """
         Args:
             answer: makes the reply to a request's JSON; runs in the request's own thread.
-            models: what /v1/models lists; None has no such route.
-            script: replies of the first requests, before `answer` is asked.
-            key: the only one that is let in.
+            models: names listed by /v1/models; None has no such route.
+            script: replies to the first requests; `answer` makes all later ones.
+            key: the only accepted key; None accepts any.
             refuses: parameters that a request must not have.
         """
         self.answer, self.models, self.script, self.key, self.refuses = answer, models, list(script), key, refuses
@@ -80,7 +80,7 @@ class FakeEndpoint:
         self.headers: list[dict] = []
         self.paths: list[str] = []
         self.most_at_once = self._at_once = 0
-        self._lock = threading.Lock()
+        self._lock, self._closed = threading.Lock(), threading.Event()
 
     def __enter__(self) -> "FakeEndpoint":
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"fake": self}))
@@ -91,6 +91,7 @@ class FakeEndpoint:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._closed.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -148,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
             fake.most_at_once = max(fake.most_at_once, fake._at_once)
         try:
             reply = fake._reply(body, {name.lower(): value for name, value in self.headers.items()}, self.path)
-            time.sleep(reply.seconds)
+            fake._closed.wait(reply.seconds)
         finally:
             with fake._lock:
                 fake._at_once -= 1

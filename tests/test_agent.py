@@ -373,7 +373,7 @@ def test_an_exception_in_one_agent_ends_the_run_and_cleans_up(small_model, token
         llm.run([reading(0), failing(llm.session(5)), reading(1), reading(2), reading(3)], concurrency=5)
     assert finished == []  # the others stopped too
     assert not sampler.has_work
-    assert sampler.scheduler.pool.num_held == 0
+    assert sampler.scheduler.pool.num_in_use == 0
     # The same objects go on as if nothing had been.
     sample = Sample("s", "q", DOCUMENT)
     again = llm.run([memory_agent(llm.session(4), sample, CONFIG)])[0]

@@ -180,7 +180,7 @@ def test_inputs_may_be_strided(backend):
 def test_lengths_that_do_not_add_up_are_refused(backend, seq_lens):
     plan = backend.plan_packed(seq_lens, "cpu")
     for operation in (backend.packed, backend.packed_lse):
-        with pytest.raises(ValueError, match=f"add up to {sum(seq_lens)} tokens, but 5 were packed"):
+        with pytest.raises(ValueError, match=f"planned sequences have {sum(seq_lens)} tokens, but q has 5"):
             operation(*qkv(5, 2, 1), plan)
 
 

@@ -54,22 +54,22 @@ def test_auto_on_a_gpu_without_all_that_flash_attn_needs_says_what_is_missing(gp
 
     assert picked(torch.float32).endswith("flash-attn needs float16 or bfloat16, not float32")
     gpu((7, 5))
-    assert picked().endswith("a GPU of compute capability 8.0 or above, this one has 7.5")
+    assert picked().endswith("a GPU of compute capability 8.0 or above, this GPU has 7.5")
     gpu((9, 0))
     flash_attn(None)
     assert picked().endswith("flash-attn is not installed; pip install --no-build-isolation -r requirements-gpu.txt")
     monkeypatch.delitem(sys.modules, "flash_attn")
     (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol: c10')")
     monkeypatch.syspath_prepend(tmp_path)
-    assert "flash-attn does not import (undefined symbol: c10)" in picked()
+    assert "flash-attn cannot be imported (undefined symbol: c10)" in picked()
     (tmp_path / "flash_attn.py").write_text("import no_such_module_of_flash_attn")
-    assert "flash-attn does not import (No module named 'no_such_module_of_flash_attn')" in picked()
+    assert "flash-attn cannot be imported (No module named 'no_such_module_of_flash_attn')" in picked()
 
 
 @pytest.mark.parametrize("name", ["eager", "sdpa"])
 def test_what_runs_everywhere_is_taken_when_asked_for(name):
     backend, reason = pick_attention(name, "cpu", torch.float32)
-    assert (backend.name, reason) == (name, "asked for")
+    assert (backend.name, reason) == (name, "chosen by the settings")
 
 
 @pytest.mark.usefixtures("flash_attn", "gpu")
@@ -94,7 +94,7 @@ def test_triton_that_is_not_installed_is_named(monkeypatch):
 
 
 def test_unknown_names_are_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="'flex' is not there; allowed: auto, eager, sdpa, flash, triton"):
+    with pytest.raises(ValueError, match="'flex' is unknown; allowed: auto, eager, sdpa, flash, triton"):
         pick_attention("flex", "cpu", torch.float32)
 
 

@@ -124,7 +124,7 @@ def test_description_says_how_much_is_offloaded(tiny_model, model_folder):
         ("balanced", ["'balanced'", "'auto'"]),
         ({"": "gpu"}, ["''", "'gpu'", "cuda:1"]),
         ({"": None}, ["None"]),
-        ({"": "cpu", "model.layers.7": "disk"}, ["model.layers.7", "has not"]),
+        ({"": "cpu", "model.layers.7": "disk"}, ["model.layers.7", "this model lacks"]),
         ({"": "cpu", "model.layers.0.mlp": "disk"}, ["model.layers.0.mlp", "one place for each"]),
         ({"model": "cpu"}, ["no place", "lm_head"]),
         ({"": "cpu", "lm_head": "disk"}, ["lm_head", "model.embed_tokens", "same place"]),

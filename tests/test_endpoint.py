@@ -10,15 +10,16 @@ import socket
 import threading
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
+from types import SimpleNamespace
 
 import pytest
+from openai import APIStatusError
 
 from memrl.agents.memory import AgentConfig, memory_agent
 from memrl.endpoint import EndpointError, RemoteLLM
-from memrl.endpoint.failures import asked_wait, backoff
+from memrl.endpoint.failures import backoff, retry_after
 from memrl.endpoint.server import split_url
-from memrl.llm import Decoding, LocalLLM
-from memrl.llm import Session as LocalSession
+from memrl.llm import Decoding, LocalLLM, LocalSession
 from memrl.prompts import Prompts
 from memrl.reading.reader import read_document
 from memrl.types import Sample
@@ -43,16 +44,19 @@ def ask(llm: RemoteLLM, text="red blue", max_new_tokens=4, identity=(0,)):
 
 @pytest.fixture
 def quiet(caplog):
-    """Fails the test where asyncio had something to say that nobody looked at."""
+    """Fails the test if asyncio logged an error that no code handled, which it does when the garbage is collected."""
+    gc.freeze()  # what is older than the test need not be searched
     yield
     gc.collect()
-    assert not [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+    gc.unfreeze()
+    records = [*caplog.get_records("call"), *caplog.records]
+    assert not [record.getMessage() for record in records if record.name == "asyncio"]
 
 
-# --- the face ------------------------------------------------------------------------------------------------
+# --- the interface -------------------------------------------------------------------------------------------
 
 
-def test_it_has_the_face_of_the_local_llm():
+def test_it_has_the_interface_of_the_local_llm():
     for ours, local in ((RemoteLLM, LocalLLM), (RemoteLLM("http://x", "m", TOKENIZER, Decoding()).session(0), LocalSession)):
         for name in ("encode", "decode", "render", "content_ids", "chat") if local is LocalSession else ("session", "run"):
             expected = [p.name for p in inspect.signature(getattr(local, name)).parameters.values() if p.name != "self"]
@@ -77,7 +81,7 @@ def test_a_chat_sends_the_message_and_returns_a_turn():
     assert llm.usage == {"prompt_tokens": 2, "completion_tokens": 2}
 
 
-def test_top_k_and_min_p_are_sent_where_they_are_set_and_no_system_message_where_there_is_none():
+def test_top_k_min_p_and_the_system_message_are_sent_only_if_set():
     with FakeEndpoint() as server:
         ask(remote(server, decoding=Decoding(top_k=20, min_p=0.1)))
     assert (server.bodies[0]["top_k"], server.bodies[0]["min_p"]) == (20, 0.1)
@@ -208,7 +212,7 @@ def test_an_agent_that_raises_ends_the_run_and_the_others_are_cancelled(quiet, r
 
     async def waits(session):
         try:
-            await session.chat([], kind="x", max_new_tokens=1)
+            await session.chat([], kind="x", max_new_tokens=2)
         except asyncio.CancelledError:
             cancelled.append(True)
             raise
@@ -217,11 +221,11 @@ def test_an_agent_that_raises_ends_the_run_and_the_others_are_cancelled(quiet, r
         await session.chat([], kind="y", max_new_tokens=1)
         raise RuntimeError("mine")
 
-    with FakeEndpoint(lambda body: Reply("x", seconds=5), script=[Reply("x")]) as server:
+    with FakeEndpoint(lambda body: Reply("x", seconds=60 * (body["max_tokens"] == 2))) as server:
         llm = remote(server, concurrency=3)
         with pytest.raises(RuntimeError, match="mine"):
             llm.run([fails(llm.session(0)), *(waits(llm.session(i)) for i in range(1, 6))], concurrency=3)
-    assert cancelled == [True, True, True] or cancelled == [True, True]
+    assert cancelled == [True, True]
     gc.collect()
     assert not [str(w.message) for w in recwarn if "never awaited" in str(w.message)]
 
@@ -267,20 +271,20 @@ def test_ctrl_c_ends_the_run_without_noise(quiet):
     ],
     ids=["500", "each status", "cut", "no completion", "error as success", "slow"],
 )
-def test_what_may_pass_is_tried_again(failures, quiet):
+def test_temporary_failures_are_retried(failures, quiet):
     with FakeEndpoint(lambda body: "red", script=failures) as server:
         assert ask(remote(server, timeout=1.0)).text == "red"
     assert len(server.bodies) == len(failures) + 1
     assert len({str(body) for body in server.bodies}) == 1
 
 
-def test_a_server_that_trickles_is_not_waited_for():
+def test_an_answer_that_comes_too_slowly_is_requested_again():
     with FakeEndpoint(lambda body: Reply("red"), script=[Reply("late", trickle=0.02)]) as server:
-        assert ask(remote(server, timeout=1.0)).text == "red"
+        assert ask(remote(server, timeout=0.4)).text == "red"
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
-def test_what_cannot_pass_fails_at_once_with_the_servers_words(status):
+def test_other_failures_are_raised_at_once_with_the_servers_message(status):
     with FakeEndpoint(lambda body: Reply(status=status, message="because\nof this")) as server:
         with pytest.raises(EndpointError, match=rf"^{server.url}/v1: HTTP {status}: because of this$") as caught:
             ask(remote(server))
@@ -298,11 +302,11 @@ def test_tries_are_bounded_and_counted(quiet):
     ("reply", "words"),
     [
         (Reply(seconds=0.4), "no answer within 0.1 s"),
-        (Reply(raw="{"), "what it sends is not JSON"),
-        (Reply(raw="<html> a page", kind="text/html"), "what it sends is no completion: '<html> a page'"),
+        (Reply(raw="{"), "the answer is not JSON"),
+        (Reply(raw="<html> a page", kind="text/html"), "the answer is not a completion: '<html> a page'"),
     ],
 )
-def test_a_failure_without_a_status_is_told_in_words(reply, words):
+def test_a_failure_without_a_status_is_described(reply, words):
     with FakeEndpoint(lambda body: reply) as server:
         with pytest.raises(EndpointError, match=re.escape(words)) as caught:
             ask(remote(server, tries=1, timeout=0.1 if reply.seconds else 5.0))
@@ -314,18 +318,19 @@ def test_waits_double_up_to_a_minute_and_differ_by_hash():
     assert backoff(0, 1.0, 2**63 - 1) == pytest.approx(1.0) and backoff(2000, 0.5, 0) == 30
 
 
-def test_retry_after_is_honoured_as_number_and_as_date():
-    class Answer(Exception):
+def test_retry_after_is_read_as_number_and_as_date():
+    class Answer(APIStatusError):
         def __init__(self, value):
-            self.response = type("R", (), {"headers": {} if value is None else {"retry-after": value}})
+            self.response = SimpleNamespace(headers={} if value is None else {"retry-after": value})
 
-    assert [asked_wait(Answer(value)) for value in (None, "7", "1.5", "soon", "-3")] == [0, 7, 1.5, 0, 0]
+    assert [retry_after(Answer(value)) for value in (None, "7", "1.5", "soon", "-3")] == [0, 7, 1.5, 0, 0]
     in_a_minute = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=60), usegmt=True)
-    assert 50 < asked_wait(Answer(in_a_minute)) <= 60
-    assert asked_wait(Answer("Wed, 21 Oct 2015 07:28:00 GMT")) == 0 and asked_wait(ValueError()) == 0
+    assert 50 < retry_after(Answer(in_a_minute)) <= 60
+    assert 50 < retry_after(Answer(in_a_minute.replace("GMT", "-0000"))) <= 60
+    assert retry_after(Answer("Wed, 21 Oct 2015 07:28:00 GMT")) == 0 and retry_after(ValueError()) == 0
 
 
-def test_the_server_is_left_alone_for_as_long_as_it_asks(monkeypatch):
+def test_a_retry_waits_as_long_as_retry_after(monkeypatch):
     slept, sleep = [], asyncio.sleep
 
     async def note(seconds):
@@ -375,17 +380,17 @@ def test_a_server_that_refuses_the_seed_gets_none_from_then_on(capsys):
         llm = remote(server)
         assert [ask(llm).text for _ in range(2)] == ["yes", "yes"]
     assert ["seed" in body for body in server.bodies] == [True, False, False]
-    assert capsys.readouterr().err.count("takes no seed") == 1
+    assert capsys.readouterr().err.count("accepts no seed") == 1
 
 
-def test_max_tokens_is_sent_under_its_other_name_where_the_server_wants_that():
+def test_max_tokens_is_sent_under_its_other_name_if_refused():
     with FakeEndpoint(refuses=["max_tokens", "top_p"]) as server:
         llm = remote(server)
         ask(llm, max_new_tokens=7)
     assert server.bodies[-1]["max_completion_tokens"] == 7 and not {"max_tokens", "top_p"} & set(server.bodies[-1])
 
 
-def test_a_parameter_that_was_asked_for_is_never_left_out():
+def test_a_parameter_with_a_value_of_its_own_is_never_omitted():
     with FakeEndpoint(refuses=["top_p"]) as server, pytest.raises(EndpointError, match="Unknown parameter: 'top_p'"):
         ask(remote(server, decoding=Decoding(top_p=0.7)))
 
@@ -423,7 +428,7 @@ def test_a_full_address_of_the_azure_kind_works(monkeypatch):
     assert server.headers[0]["api-key"] == "k"
 
 
-def test_the_check_passes_and_costs_no_generation_where_the_model_is_listed(monkeypatch):
+def test_the_check_generates_nothing_if_the_model_is_listed(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with FakeEndpoint() as server:
         remote(server).check()
@@ -432,25 +437,25 @@ def test_the_check_passes_and_costs_no_generation_where_the_model_is_listed(monk
     assert server.headers[0]["authorization"] == "Bearer none"
 
 
-def test_the_check_asks_for_a_few_tokens_where_models_are_not_listed():
+def test_the_check_generates_a_few_tokens_if_models_are_not_listed():
     with FakeEndpoint(models=None) as server:
         remote(server, model="any").check()
         assert len(server.bodies) == 1
 
 
-def test_a_wrong_model_name_is_told_with_those_that_are_served():
+def test_the_error_for_a_wrong_model_name_lists_the_served_ones():
     with FakeEndpoint(models=["one", "two"]) as server:
-        with pytest.raises(ValueError, match=r"HTTP 404: .*asked for the model 'three'\); it serves one, two$"):
+        with pytest.raises(ValueError, match=r"HTTP 404: .*\(model 'three'\); it serves one, two$"):
             remote(server, model="three").check()
 
 
-def test_a_wrong_path_is_told():
+def test_a_wrong_path_is_reported():
     with FakeEndpoint(lambda body: Reply(status=404, raw='{"detail": "Not Found"}'), models=None) as server:
         with pytest.raises(ValueError, match=r"HTTP 404: .*Not Found.*correct the address or the model's name"):
             remote(f"{server.url}/nowhere").check()
 
 
-def test_a_missing_key_is_told(monkeypatch):
+def test_a_missing_key_is_reported(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with FakeEndpoint(key="secret") as server:
         with pytest.raises(ValueError, match="HTTP 401: bad key; set the environment variable OPENAI_API_KEY"):
@@ -459,7 +464,7 @@ def test_a_missing_key_is_told(monkeypatch):
         remote(server).check()
 
 
-def test_a_server_that_is_not_there_is_told():
+def test_a_server_that_is_not_running_is_reported():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"

@@ -159,7 +159,7 @@ def test_the_start_says_what_was_loaded_and_what_computes_attention(infer, text_
     assert code == 0
     assert re.fullmatch(r"loaded qwen2 [\d.]+ K parameters, float32, .* in [\d.]+ s", errors[0])
     assert errors[1].startswith("attention: sdpa (PyTorch's fused attention")
-    assert infer(text_file, "-q", Q, "--attention", "eager")[2][1] == "attention: eager (asked for)"
+    assert infer(text_file, "-q", Q, "--attention", "eager")[2][1] == "attention: eager (chosen by the settings)"
 
 
 def test_backend_sharing_device_map_and_budget_do_not_change_the_answer(infer, text_file, tmp_path):

@@ -349,7 +349,7 @@ def test_mistral_without_the_key_has_a_window_as_in_transformers(model_folder):
 
 def test_missing_setting_is_named(model_folder):
     rewrite_config(model_folder, drop=("vocab_size",))
-    refused(model_folder, "config.json", "vocab_size", "nothing")
+    refused(model_folder, "config.json", "vocab_size", "missing")
 
 
 def test_unknown_dtype_argument_lists_the_allowed_ones(model_folder):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from memrl.scoring.reward_pool import RewardPool
 from memrl.scoring.reward_worker import ERROR_CHARACTERS, ORPHAN_GRACE_S, judge, one_line
-from memrl.scoring.rewards import verifier_scores
+from memrl.scoring.scores import verifier_scores
 from memrl.types import Sample, Trajectory
 
 REPO = Path(__file__).resolve().parent.parent
@@ -218,7 +218,7 @@ def test_the_function_gets_response_answers_and_metadata_as_json_holds_them():
         ("huge int", "OverflowError: int too large to convert to float"),
         ("dict without reward", 'ValueError: the returned dict has no "reward"'),
         ("dict with nan", "ValueError: format is nan, not a finite number"),
-        ("dict with strict", "ValueError: a score cannot be named 'strict'"),
+        ("dict with strict", "ValueError: a score cannot be named 'strict'; names are text"),
         ("dict with a number for a name", "ValueError: a score cannot be named 3"),
         ("os._exit", "ChildProcessError: scoring ended the worker: exit status 3"),
         ("segfault", "ChildProcessError: scoring ended the worker: SIGSEGV"),
@@ -318,6 +318,27 @@ def test_without_a_function_the_verifiers_score(strict_pool, text, end, match):
     asyncio.run(strict_pool.score(trajectory, sample))
     expected = verifier_scores(text + end, sample.answers, match)
     assert (trajectory.scores, trajectory.reward, trajectory.error) == (expected, expected["strict"], "")
+
+
+@pytest.mark.parametrize(
+    ("answers", "match", "response", "strict", "lenient"),
+    [
+        (("Ed Wood",), "any", "so it is \\boxed{Ed Wood}", 1.0, 1.0),
+        (("Ed Wood",), "any", "so it is \\boxed{Ed Wood, director}", 0.0, 1.0),
+        (("Ed Wood",), "any", "so it is \\boxed{Tim Burton}", 0.0, 0.0),
+        (("Paris", "City of Light"), "any", "so \\boxed{paris}", 1.0, 1.0),
+        (("Paris", "City of Light"), "any", "\\boxed{It is Paris}", 0.0, 1.0),
+        (("Paris", "City of Light"), "any", "", 0.0, 0.0),
+        (("17", "23"), "all", "\\boxed{23, 17}", 1.0, 1.0),
+        (("17", "23"), "all", "\\boxed{17 and 23, I think}", 0.0, 1.0),
+        (("17", "23"), "all", "\\boxed{17}", 0.0, 0.0),
+    ],
+)
+def test_the_reward_is_the_strict_score_and_both_are_reported(strict_pool, answers, match, response, strict, lenient):
+    trajectory = Trajectory(response=response, reward=-5.0, scores={"reward": 0.5})
+    asyncio.run(strict_pool.score(trajectory, Sample("s", "q", "", answers, match)))
+    assert trajectory.scores == {"strict": strict, "lenient": lenient}
+    assert trajectory.reward == strict
 
 
 @pytest.mark.parametrize(("match", "strict", "lenient"), [("any", 0.0, 1.0), ("all", 1.0, 1.0)])
@@ -463,13 +484,6 @@ def test_closing_starts_nothing_that_was_waiting(functions):
     assert all(t.error or t.reward == -1.0 for t in trajectories)
 
 
-def test_a_worker_outlives_the_time_limit_of_its_last_score(hasty):
-    assert scored(hasty, "true").error == ""
-    before = pids(hasty)
-    time.sleep(0.3 + ORPHAN_GRACE_S + 0.2)
-    assert scored(hasty, "true").error == "" and pids(hasty) == before
-
-
 SCRIPT = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
@@ -493,6 +507,14 @@ def run_script(functions, folder, do):
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.fixture(scope="module")
+def resting(functions):
+    """A pool with a time limit of 0.3 s, after one score; its processes; and when it has rested longer than any limit."""
+    with RewardPool(f"{functions}:by_metadata", 1, 0.3) as pool:
+        assert scored(pool, "true").error == ""
+        yield pool, pids(pool), time.monotonic() + 0.3 + ORPHAN_GRACE_S + 0.2
+
+
 def test_a_script_that_forgets_to_close_ends_and_leaves_no_process(functions, tmp_path):
     process = run_script(functions, tmp_path, "true")
     out, err = process.communicate(timeout=60)
@@ -502,7 +524,8 @@ def test_a_script_that_forgets_to_close_ends_and_leaves_no_process(functions, tm
 
 
 @pytest.mark.parametrize("do", ["sleep", "forever", "regex"])
-def test_workers_end_when_the_trainer_is_killed(functions, tmp_path, do):
+def test_workers_end_when_the_trainer_is_killed(functions, tmp_path, resting, do):
+    """`resting` rests meanwhile, which spares the next test the wait."""
     process = run_script(functions, tmp_path, do)
     workers = [int(pid) for pid in process.stdout.readline().split()]
     assert len(workers) == 2
@@ -512,6 +535,12 @@ def test_workers_end_when_the_trainer_is_killed(functions, tmp_path, do):
     process.communicate()
     for pid in workers:
         wait_until_gone(pid)
+
+
+def test_a_worker_outlives_the_time_limit_of_its_last_score(resting):
+    pool, before, rested = resting
+    time.sleep(max(0.0, rested - time.monotonic()))
+    assert scored(pool, "true").error == "" and pids(pool) == before
 
 
 # --- Mistakes -------------------------------------------------------------------------------------------------
@@ -573,7 +602,5 @@ def test_the_first_kinds_of_errors_are_printed_once(functions, capsys):
             assert scored(pool, do).error and scored(pool, do).error
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 5
-    assert lines[0] == (
-        f"reward function {functions}:by_metadata: ValueError: no such thing (graders.py:{RAISED}); the trajectory earns 0"
-    )
+    assert lines[0] == (f"reward function {functions}:by_metadata: ValueError: no such thing (graders.py:{RAISED}); reward 0")
     assert lines[-1].endswith("further kinds of errors are counted, not printed")

@@ -11,7 +11,7 @@ from memrl.model import Transformer
 from memrl.prompts import Prompts
 from memrl.rl.rollout import assign_advantages, collect_groups, collect_step
 from memrl.sampler import Sampler
-from memrl.scoring.rewards import score
+from memrl.scoring.scores import verifier_scores
 from memrl.types import Group, Sample, Trajectory, Turn
 from tests.test_tokenizer import character_tokenizer
 
@@ -29,14 +29,15 @@ class StrictRewards:
     """The strict verifier, without processes."""
 
     async def score(self, trajectory, sample):
-        score(trajectory, sample)
+        trajectory.scores = verifier_scores(trajectory.response, sample.answers, sample.match)
+        trajectory.reward = trajectory.scores["strict"]
 
 
-class ParityRewards:
+class ParityRewards(StrictRewards):
     """Something that a random model's trajectories differ in: whether the answer's ids sum to an even number."""
 
     async def score(self, trajectory, sample):
-        score(trajectory, sample)
+        await super().score(trajectory, sample)
         trajectory.reward = float(sum(trajectory.turns[-1].response_ids) % 2 == 0 or sample.id == "never")
 
 
@@ -128,21 +129,6 @@ def test_the_same_step_again_gives_the_same_trajectories(make_llm):
 
 def test_a_rank_without_samples_collects_nothing(make_llm):
     assert collect(make_llm(), {}) == []
-
-
-def test_the_reward_is_the_strict_score():
-    right = Sample("s", "q", "", ("Paris", "City of Light"))
-    for response, strict, lenient in (
-        ("so \\boxed{paris}", 1, 1),
-        ("\\boxed{It is Paris}", 0, 1),
-        ("Paris", 0, None),
-        ("", 0, 0),
-    ):
-        trajectory = Trajectory(response=response, reward=-5.0)
-        score(trajectory, right)
-        assert trajectory.reward == trajectory.scores["strict"] == strict
-        if lenient is not None:
-            assert trajectory.scores["lenient"] == lenient
 
 
 # Dynamic sampling

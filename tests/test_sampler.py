@@ -16,6 +16,7 @@ from memrl.sampler.cuda_graphs import DecodeGraphs
 from memrl.sampler.kv_cache import KVCache
 from memrl.sampler.sampler import step_tokens
 from memrl.utils.seeds import row_seed
+from tests.page_accounting import check_pages
 
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0)
 
@@ -318,7 +319,7 @@ def test_a_shared_page_is_stored_once(tiny_model):
     sampler.step()
     sampler.step()
     assert len(sampler.scheduler.rows) == 10
-    assert sampler.scheduler.pool.num_held == 4 + 10
+    assert sampler.scheduler.pool.num_in_use == 4 + 10
 
 
 def test_new_weights_are_sampled_from_at_once(tiny_model, randomize):
@@ -484,7 +485,7 @@ def test_random_schedules_equal_one_request_at_a_time(tiny_model, in_runs, monke
 
         def step():
             finished.extend(sampler.step())
-            sampler.scheduler.pool.check([row.table for row in sampler.scheduler.rows])
+            check_pages(sampler.scheduler.pool, [row.table for row in sampler.scheduler.rows])
 
         for action in actions:
             if action == "step":
@@ -496,7 +497,7 @@ def test_random_schedules_equal_one_request_at_a_time(tiny_model, in_runs, monke
         while sampler.has_work:
             step()
         assert sorted(map(id, finished)) == sorted(map(id, submitted))  # each is returned exactly once
-        assert sampler.scheduler.pool.num_held == 0
+        assert sampler.scheduler.pool.num_in_use == 0
         assert_same_completions(
             [sampler.completion(request) for request in submitted],
             [alone[request.tag] for request in submitted],
@@ -605,7 +606,7 @@ def test_an_interrupted_step_leaves_nothing_behind(tiny_model):
     with pytest.raises(KeyboardInterrupt):
         sampler.generate(prompts, GREEDY)
     assert not sampler.has_work
-    sampler.scheduler.pool.check([])
+    check_pages(sampler.scheduler.pool, [])
     # What was planned and not computed must not be found.
     assert [c.ids for c in sampler.generate(prompts, GREEDY)] == [greedy_without_cache(tiny_model, p, 12) for p in prompts]
 

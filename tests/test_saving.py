@@ -11,8 +11,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from memrl.model import Transformer, load_model, logits_of, save_model
-from memrl.model.loader import CheckpointError, save_state
+from memrl.model.hf_config import CheckpointError
 from memrl.model.positions import RopeConfig
+from memrl.model.saver import save_state
 
 IDS = [5, 0, 511, 17, 17, 300, 42, 9]
 YARN = RopeConfig(theta=5e5, kind="yarn", factor=4.0, original_max_position_embeddings=128, beta_fast=16.0)
@@ -204,7 +205,7 @@ def test_incomplete_or_foreign_tensors_are_not_saved(tiny_model, tmp_path):
     ):
         bad = {name: tensor for name, tensor in (state | change).items() if tensor is not None}
         with pytest.raises(CheckpointError, match=named):
-            save_state(bad, tiny_model.config, "float32", tmp_path / "model")
+            save_state(bad.items(), tiny_model.config, "float32", tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -10,6 +10,7 @@ from memrl.sampler.pages import PagePool
 from memrl.sampler.sampling import SamplingParams
 from memrl.sampler.scheduler import Request, Scheduler
 from memrl.sampler.shared_runs import find_runs
+from tests.page_accounting import check_pages
 
 
 class FakeCache:
@@ -28,8 +29,8 @@ class FakeCache:
             for place in range(size)
             if (source, place) in self.slots
         }
-        assert {target for _, target in step.copies} <= set(step.fresh)
-        for page in step.fresh:
+        assert {target for _, target in step.copies} <= set(step.new_pages)
+        for page in step.new_pages:
             for place in range(size):
                 self.slots.pop((page, place), None)
         self.slots |= copied
@@ -54,7 +55,7 @@ class FakeCache:
 
 
 def check(scheduler: Scheduler) -> None:
-    scheduler.pool.check([row.table for row in scheduler.rows])
+    check_pages(scheduler.pool, [row.table for row in scheduler.rows])
     assert scheduler._reserved == sum(row.reserved for row in scheduler.rows) <= scheduler.pool.num_available
     assert all(row.reserved >= 0 for row in scheduler.rows)
     assert sum(not row.is_decoding for row in scheduler.rows) <= 1
@@ -130,7 +131,7 @@ def test_random_schedules_neither_leak_nor_mix_nor_stall(data):
             submit()
 
     done += drain(scheduler, cache, lambda request: rng.choice((0, 0, 1, 1, 2)), on_step)
-    assert scheduler.pool.num_held == 0 and scheduler._reserved == 0
+    assert scheduler.pool.num_in_use == 0 and scheduler._reserved == 0
     assert {id(request) for request in done} == {id(request) for request in submitted}
     scheduler.pool.forget_all()
     assert scheduler.pool.num_available == num_pages

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memrl.scoring.scores import SCORES, score_response
+from memrl.scoring.scores import SCORES, score_response, verifier_scores
 
 THIRD = pytest.approx(1 / 3)
 
@@ -111,6 +111,11 @@ def test_another_match_is_refused():
         score_response("x", ["x"], "each")
 
 
+def test_without_a_gold_answer_everything_scores_nothing():
+    for match in ("any", "all"):
+        assert verifier_scores("\\boxed{x}", [], match) == {"strict": 0.0, "lenient": 0.0}
+
+
 property_test = settings(max_examples=200, deadline=None, derandomize=True, database=None)
 pieces = [
     "\\boxed{",
@@ -149,6 +154,13 @@ def test_any_text_scores_and_the_scores_are_in_order(response, gold, match):
     assert scores["exact"] <= scores["lenient"]
     if all(any(char.isalnum() for char in answer) for answer in gold):
         assert scores["strict"] <= scores["exact"]
+
+
+@given(wild, st.lists(wild, max_size=3), matches)
+@property_test
+def test_training_and_evaluation_score_alike(response, gold, match):
+    scores = score_response(response, gold, match)
+    assert verifier_scores(response, gold, match) == {name: scores[name] for name in ("strict", "lenient")}
 
 
 @given(st.text(st.characters(), max_size=30), st.text(st.characters(), max_size=30), matches)

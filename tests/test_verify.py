@@ -1,4 +1,4 @@
-r"""Verifiers against a table written by hand, and against text that nobody would write."""
+r"""Verifiers against a table written by hand, and against random and hostile text."""
 
 import time
 

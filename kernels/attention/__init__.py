@@ -1,4 +1,4 @@
-"""Attention behind one switch: see `base.AttentionBackend` for what a backend does and `pick_attention` for the choice."""
+"""Attention backends: `base.AttentionBackend` is their interface, `pick_attention` chooses one."""
 
 from memrl.kernels.attention.base import AttentionBackend, merge_into
 from memrl.kernels.attention.pick import ATTENTION_NAMES, pick_attention

@@ -1,18 +1,18 @@
-"""What an attention backend does, and how attention over parts of the keys becomes attention over all of them.
+"""The interface of attention backends, and the merge of attention over disjoint parts of the keys.
 
 Four operations cover training, prefill and decoding:
 
     packed        sequences end to end, each causally on itself; differentiable (training)
-    packed_lse    the same without gradient, with log-sum-exps (a prompt's own new tokens)
-    dense         every query sees every key (a prefix that many rows share, or a prompt's earlier chunks)
+    packed_lse    the same without gradient, with log-sum-exps (the new tokens of a prompt)
+    dense         every query sees every key (a prefix shared by several rows, or a prompt's earlier chunks)
     pages         one query per row against that row's pages of the cache (decoding)
 
 The last three return the log-sum-exp of each query's scores, because attention over disjoint sets of keys A and B merges exactly:
 
     lse = log(e^lse_A + e^lse_B)        out = e^(lse_A - lse) out_A + e^(lse_B - lse) out_B
 
-so a shared prefix is attended to once for all its rows and merged with each row's own part (Juravsky et al., Hydragen, arXiv
-2402.05099; the merge is FlashAttention's own, Dao et al., arXiv 2205.14135).
+so attention to a shared prefix is computed once for all rows and merged with each row's own part (Juravsky et al., Hydragen,
+arXiv 2402.05099; the merge is FlashAttention's own, Dao et al., arXiv 2205.14135).
 """
 
 from abc import ABC, abstractmethod
@@ -27,10 +27,10 @@ class AttentionBackend(ABC):
     """Scores are q k^T / sqrt(D); with grouped queries, heads h*H/K .. (h+1)*H/K - 1 share key/value head h.
 
     Attributes:
-        name: what `pick_attention` knows it by.
-        preferred_page_size: tokens of a page of the cache, where nobody asks for another size.
-        page_size_multiple: what the tokens of a page have to be a multiple of.
-        graphable: whether a CUDA graph can hold `pages`; its plan is then a `PageTable`, to be overwritten in place.
+        name: its name in `pick_attention`.
+        preferred_page_size: default number of tokens per cache page.
+        page_size_multiple: the page size must be a multiple of this.
+        graphable: whether `pages` can be captured in a CUDA graph; its plan is then a `PageTable` that is overwritten in place.
     """
 
     name: str
@@ -40,7 +40,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def plan_packed(self, seq_lens: Sequence[int], device: torch.device | str) -> Any:
-        """What `packed` and `packed_lse` need to know about sequences of these lengths, made once for all layers."""
+        """The plan for `packed` and `packed_lse` of sequences of these lengths, made once for all layers."""
 
     @abstractmethod
     def packed(self, q: Tensor, k: Tensor, v: Tensor, plan: Any) -> Tensor:
@@ -60,11 +60,11 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def plan_pages(self, tables: Tensor, lengths: Tensor, page_size: int, device: torch.device | str) -> Any:
-        """What `pages` needs to know, made once a step for all layers.
+        """The plan for `pages`, made once per step for all layers.
 
         Args:
-            tables: int64 [B, M] on the CPU, each row's pages in the order of its tokens; entries beyond its length are not read.
-            lengths: int64 [B] on the CPU, at least 1: how many cached tokens each row sees.
+            tables: int64 [B, M] on the CPU, each row's pages in token order; entries beyond its length are not read.
+            lengths: int64 [B] on the CPU, at least 1: number of cached tokens that each row sees.
         """
 
     @abstractmethod
@@ -81,7 +81,7 @@ class AttentionBackend(ABC):
 
 def check_total(planned: int, packed: int) -> None:
     if planned != packed:
-        raise ValueError(f"the sequences add up to {planned} tokens, but {packed} were packed")
+        raise ValueError(f"the planned sequences have {planned} tokens, but q has {packed}")
 
 
 def merge_parts(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,8 +95,8 @@ def merge_parts(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
 
 def merge_into(out: Tensor, lse: Tensor, tokens: slice | Tensor, other_out: Tensor, other_lse: Tensor) -> None:
     """Merge another part of the keys into the given tokens' attention, in place: out [T, H, D], lse [T, H]."""
-    mine = lse[tokens]
-    total = torch.logaddexp(mine, other_lse)
-    kept = out[tokens] * (mine - total).exp()[..., None]
-    out[tokens] = (kept + other_out * (other_lse - total).exp()[..., None]).to(out.dtype)
+    old_lse = lse[tokens]
+    total = torch.logaddexp(old_lse, other_lse)
+    rescaled = out[tokens] * (old_lse - total).exp()[..., None]
+    out[tokens] = (rescaled + other_out * (other_lse - total).exp()[..., None]).to(out.dtype)
     lse[tokens] = total

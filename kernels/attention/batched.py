@@ -1,7 +1,7 @@
-"""Backends that can do one batch of dense attention: everything else as a few such batches."""
+"""All operations of a backend as a few batches of dense attention, for backends that implement only `attend`."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import torch
@@ -10,18 +10,18 @@ from torch import Tensor
 from memrl.kernels.attention.base import AttentionBackend, check_total, merge_parts
 from memrl.kernels.attention.page_plan import PagePlan, plan_pages
 
-Runs = list[tuple[int, int]]  # (length, how many sequences of that length follow one another)
+Runs = list[tuple[int, int]]  # (length, number of consecutive sequences of that length)
 
 
 class BatchedAttention(AttentionBackend):
-    """A subclass says how a batch is attended to (`attend`), and how `packed` gets its gradient."""
+    """Subclasses implement `attend` for one batch, and the differentiable `packed`."""
 
     @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
         """Attention of one batch, without gradient.
 
         Args:
-            q: [B, H, M, D]; k, v: [B, K, S, D]; H is a multiple of K, strides are free but for the last dimension.
+            q: [B, H, M, D]; k, v: [B, K, S, D]; H is a multiple of K; only the last dimension must be contiguous.
             bias: added to the scores, [B, 1, 1, S] in q's dtype; None for no bias.
             causal: query m sees keys 0 .. m (then M = S).
 
@@ -30,13 +30,13 @@ class BatchedAttention(AttentionBackend):
         """
 
     def plan_packed(self, seq_lens: Sequence[int], device: torch.device | str) -> Runs:
-        """Neighbours of equal length go through one call, so a caller who sorts by length gets few calls and no padding."""
+        """Consecutive sequences of equal length share one call, so sorting by length gives few calls without padding."""
         return equal_runs(seq_lens)
 
     def packed_lse(self, q: Tensor, k: Tensor, v: Tensor, plan: Runs) -> tuple[Tensor, Tensor]:
         outs, lses = [], []
-        for tensors in split_runs(plan, q, k, v):
-            out, lse = self.attend(*tensors, None, causal=True)
+        for batch in split_runs(plan, q, k, v):
+            out, lse = self.attend(*batch, None, causal=True)
             outs.append(out.transpose(1, 2).flatten(0, 1))
             lses.append(lse.transpose(1, 2).flatten(0, 1))
         return (outs[0], lses[0]) if len(outs) == 1 else (torch.cat(outs), torch.cat(lses))
@@ -44,7 +44,7 @@ class BatchedAttention(AttentionBackend):
     def dense(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         num_queries, num_heads, head_size = q.shape
         num_kv_heads = k.shape[1]
-        # Queries that share a key/value head lie beside each other, so each key is read once for all of them.
+        # Queries of one key/value head are placed next to each other, so each key is read once for all of them.
         folded = q.view(num_queries, num_kv_heads, -1, head_size).transpose(0, 1).flatten(1, 2)[None]
         out, lse = self.attend(folded, k.transpose(0, 1)[None], v.transpose(0, 1)[None], None, causal=False)
         out = out[0].unflatten(1, (num_queries, -1)).transpose(0, 1)
@@ -55,7 +55,7 @@ class BatchedAttention(AttentionBackend):
         return plan_pages(tables, lengths, page_size, device)
 
     def pages(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: PagePlan) -> tuple[Tensor, Tensor]:
-        """Every page is a batch entry of its own, so pages are read where they lie; the parts of a row are merged afterwards."""
+        """Each page is one batch entry, so pages are read in place; the parts of a row are merged afterwards."""
         num_rows, num_heads, head_size = q.shape
         folded = q.view(num_rows, k_pages.shape[2], -1, head_size)  # (B, K, H/K, D): grouped queries as query length
         k, v = (plan.select(pages).transpose(1, 2) for pages in (k_pages, v_pages))
@@ -68,11 +68,12 @@ def equal_runs(seq_lens: Sequence[int]) -> Runs:
     return [(length, sum(1 for _ in run)) for length, run in groupby(seq_lens)]
 
 
-def split_runs(runs: Runs, *tensors: Tensor):
-    """Packed tensors [T, heads, D] to one tuple of [count, heads, length, D] for every run of sequences of equal length."""
-    check_total(sum(length * count for length, count in runs), len(tensors[0]))
+def split_runs(runs: Runs, *packed: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """q, k and v [T, heads, D] as one batch [count, heads, length, D] for every run of sequences of equal length."""
+    check_total(sum(length * count for length, count in runs), len(packed[0]))
     start = 0
     for length, count in runs:
         end = start + length * count
-        yield tuple(t[start:end].unflatten(0, (count, length)).transpose(1, 2) for t in tensors)
+        q, k, v = (tensor[start:end].unflatten(0, (count, length)).transpose(1, 2) for tensor in packed)
+        yield q, k, v
         start = end

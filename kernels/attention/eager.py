@@ -1,4 +1,4 @@
-"""Attention written out: the reference that every other backend has to agree with."""
+"""Attention as the formula, in plain PyTorch: the reference for the other backends."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ class EagerAttention(BatchedAttention):
     name = "eager"
 
     def packed(self, q: Tensor, k: Tensor, v: Tensor, plan: Runs) -> Tensor:
-        outs = [_attend(*tensors, None, causal=True)[0] for tensors in split_runs(plan, q, k, v)]
+        outs = [_attend(*batch, None, causal=True)[0] for batch in split_runs(plan, q, k, v)]
         return torch.cat([out.transpose(1, 2).flatten(0, 1) for out in outs])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
@@ -18,7 +18,7 @@ class EagerAttention(BatchedAttention):
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
-    """out = softmax(q k^T / sqrt(D)) v, scores and softmax in fp32 at least."""
+    """out = softmax(q k^T / sqrt(D)) v, with scores and softmax in at least fp32."""
     sharing = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(sharing, 1), v.repeat_interleave(sharing, 1)
     exact = torch.promote_types(q.dtype, torch.float32)

@@ -1,5 +1,6 @@
 """Attention by the flash-attn package, version 2 (Dao, arXiv 2307.08691)."""
 
+import importlib
 import re
 
 from torch import Tensor
@@ -20,11 +21,9 @@ class FlashAttention(TableAttention):
     page_size_multiple = 256
 
     def __init__(self):
-        import flash_attn
-
-        self._flash = flash_attn
-        # From 2.8.4 on its decoding kernel checks lengths on the host first, and a graph cannot wait for the host.
-        self.graphable = _version(flash_attn.__version__) < (2, 8, 4)
+        self._flash = importlib.import_module("flash_attn")  # optional, so type checkers may not find it
+        # From 2.8.4 on, its decoding kernel checks the lengths on the host, which a CUDA graph cannot capture.
+        self.graphable = _version(self._flash.__version__) < (2, 8, 4)
 
     def packed(self, q: Tensor, k: Tensor, v: Tensor, plan: SequenceTable) -> Tensor:
         return self._varlen(q, k, v, plan)
@@ -50,7 +49,7 @@ class FlashAttention(TableAttention):
         return out[:, 0], lse[..., 0]
 
     def _varlen(self, q: Tensor, k: Tensor, v: Tensor, plan: SequenceTable, **options):
-        check_total(sum(plan.lengths), len(q))  # the package does not look, and would read what lies behind
+        check_total(sum(plan.lengths), len(q))  # flash-attn does not check this and would read past the end
         return self._flash.flash_attn_varlen_func(
             q, k, v, plan.starts, plan.starts, plan.longest, plan.longest, causal=True, **options
         )

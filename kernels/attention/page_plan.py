@@ -1,23 +1,23 @@
-"""Which page belongs to which row, in the form that batched attention over pages wants."""
+"""The plan of batched attention over pages: one batch entry per page, and the parts to merge for each row."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-DENSE_ENOUGH = 2 / 3  # part of a range of pages that must be in use for the whole range to be read in place
+DENSE_ENOUGH = 2 / 3  # a range of pages is read in place if at least this part of it is in use
 
 
 @dataclass
 class PagePlan:
-    """`n` pages are attended to, each by the one row that owns it.
+    """Attention to `n` pages, each by the one row that owns it.
 
     Attributes:
-        chosen: the pages, as a slice of the pool where they (nearly) fill one, else as indices.
-        owners: int64 [n], the row whose query each page meets.
-        filled: int64 [n], tokens of the page that count; 0 for a page between others that no row owns.
-        parts: int64 [B, M], where among the n pages row b's m-th one is; 0 where it has none.
-        absent: bool [B, M], True where it has none.
+        chosen: the pages, as a slice of the pool if they (nearly) fill one, otherwise as indices.
+        owners: int64 [n], the row that owns each page.
+        filled: int64 [n], number of valid tokens in the page; 0 for a page inside the slice that no row owns.
+        parts: int64 [B, M], index among the n pages of row b's m-th page; 0 if row b has fewer pages.
+        absent: bool [B, M], True if row b has fewer pages.
         page_size: tokens of a page.
         full: whether every page is filled.
     """
@@ -32,11 +32,11 @@ class PagePlan:
     _bias: Tensor | None = None
 
     def select(self, pages: Tensor) -> Tensor:
-        """The chosen ones of [pages, page_size, K, D]; no copy where they are a slice."""
+        """The chosen pages of [pages, page_size, K, D]; a view if they are a slice."""
         return pages[self.chosen]
 
     def bias(self, dtype: torch.dtype) -> Tensor | None:
-        """[n, 1, 1, page_size]: 0 for tokens that count, -inf for the others; None where all count."""
+        """[n, 1, 1, page_size]: 0 for valid tokens, -inf for the others; None if all are valid."""
         if self.full:
             return None
         if self._bias is None:

@@ -1,4 +1,4 @@
-"""Which attention backend runs, and why."""
+"""Choose the attention backend, with the reason for the choice."""
 
 import importlib
 
@@ -15,12 +15,12 @@ ATTENTION_NAMES = ("auto", *BACKENDS)
 
 
 def pick_attention(name: str, device: torch.device | str, dtype: torch.dtype) -> tuple[AttentionBackend, str]:
-    """The backend of that name, or for "auto" the best one for the device; and the reason, for people to read.
+    """The backend of that name, or for "auto" the best one for the device; and the reason, as text for people.
 
-    "auto" never takes Triton: our kernels were tested by Triton's interpreter, and compiled, but no GPU has run them yet.
+    "auto" never picks Triton: our kernels were run in Triton's interpreter, and compiled, but not yet run on a GPU.
 
     Raises:
-        ValueError: no such backend, or it cannot run here.
+        ValueError: the backend does not exist or cannot run here.
     """
     device = torch.device(device)
     if name == "auto":
@@ -31,12 +31,12 @@ def pick_attention(name: str, device: torch.device | str, dtype: torch.dtype) ->
             return SdpaAttention(), f"PyTorch's fused attention; {obstacle}"
         return FlashAttention(), "flash-attn, the fastest for 16-bit weights on this GPU"
     if name not in BACKENDS:
-        raise ValueError(f"attention {name!r} is not there; allowed: {', '.join(ATTENTION_NAMES)}")
+        raise ValueError(f"attention {name!r} is unknown; allowed: {', '.join(ATTENTION_NAMES)}")
     obstacles = {"flash": _flash_obstacle, "triton": _triton_obstacle}
     obstacle = obstacles[name](device, dtype) if name in obstacles else None
     if obstacle:
-        raise ValueError(f"attention {name!r} cannot run here: {obstacle}; 'auto' takes what can")
-    return BACKENDS[name](), "asked for"
+        raise ValueError(f"attention {name!r} cannot run here: {obstacle}; 'auto' picks one that can")
+    return BACKENDS[name](), "chosen by the settings"
 
 
 def _flash_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -46,7 +46,7 @@ def _flash_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"flash-attn needs float16 or bfloat16, not {_short(dtype)}"
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:
-        return f"flash-attn needs a GPU of compute capability 8.0 or above, this one has {major}.{minor}"
+        return f"flash-attn needs a GPU of compute capability 8.0 or above, this GPU has {major}.{minor}"
     return _import_obstacle("flash_attn", "flash-attn", "pip install --no-build-isolation -r requirements-gpu.txt")
 
 
@@ -55,7 +55,7 @@ def _triton_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"Triton needs a CUDA device, not {device} (or TRITON_INTERPRET=1, for tests)"
     if dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return f"our Triton kernels need float16, bfloat16 or float32, not {_short(dtype)}"
-    return _import_obstacle("triton", "Triton", "PyTorch's CUDA builds bring it along")
+    return _import_obstacle("triton", "Triton", "PyTorch's CUDA builds include it")
 
 
 def _import_obstacle(module: str, title: str, fix: str) -> str | None:
@@ -64,9 +64,9 @@ def _import_obstacle(module: str, title: str, fix: str) -> str | None:
     except ModuleNotFoundError as error:
         if error.name == module:
             return f"{title} is not installed; {fix}"
-        return f"{title} does not import ({error})"
-    except (ImportError, OSError) as error:  # built for another PyTorch, mostly
-        return f"{title} does not import ({error}); {fix}"
+        return f"{title} cannot be imported ({error})"
+    except (ImportError, OSError) as error:  # usually built for another PyTorch version
+        return f"{title} cannot be imported ({error}); {fix}"
     return None
 
 

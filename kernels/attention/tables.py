@@ -1,4 +1,4 @@
-"""Sequences and pages as int32 tables on the device: the form in which flash-attn and our Triton kernels take them."""
+"""Sequences and pages as int32 tables on the device, the inputs of flash-attn and of our Triton kernels."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,9 +13,9 @@ class SequenceTable(NamedTuple):
     """Sequences packed end to end.
 
     Attributes:
-        starts: int32 [B + 1], where each sequence starts, and where the last one ends.
-        longest: tokens of the longest one.
-        lengths: tokens of each.
+        starts: int32 [B + 1], start of each sequence, and end of the last one.
+        longest: tokens of the longest sequence.
+        lengths: tokens of each sequence.
     """
 
     starts: Tensor
@@ -24,10 +24,10 @@ class SequenceTable(NamedTuple):
 
 
 class PageTable(NamedTuple):
-    """Which pages each row sees. A CUDA graph keeps the two tensors and gets the next step's values copied into them.
+    """The pages that each row sees. A CUDA graph keeps the two tensors; the next step's values are copied into them.
 
     Attributes:
-        pages: int32 [B, M], each row's pages in the order of its tokens; entries beyond its length are not read.
+        pages: int32 [B, M], each row's pages in token order; entries beyond its length are not read.
         lengths: int32 [B], tokens that each row sees.
     """
 
@@ -36,7 +36,7 @@ class PageTable(NamedTuple):
 
 
 class TableAttention(AttentionBackend):
-    """Backends whose kernels read these tables."""
+    """Base of the backends whose kernels read these tables."""
 
     graphable = True
 

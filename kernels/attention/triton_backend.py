@@ -1,6 +1,7 @@
 """Attention by our own Triton kernels."""
 
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,14 +11,14 @@ from memrl.kernels.attention.batched import equal_runs
 from memrl.kernels.attention.sdpa import SdpaAttention
 from memrl.kernels.attention.tables import PageTable, SequenceTable, TableAttention
 
-PROGRAMS = 512  # decoding cuts its rows until there are about as many programs, a few for each multiprocessor of a large GPU
-LEAST_SHARE = 256  # tokens of a row for which a program of its own pays
+PROGRAMS = 512  # decoding splits its rows into about this many programs: a few per multiprocessor of a large GPU
+LEAST_SHARE = 256  # minimum tokens of a row per program
 
 
 class TritonAttention(TableAttention):
     """For fp32, fp16 and bf16 on NVIDIA GPUs, or on a CPU where TRITON_INTERPRET=1 (a thousand times slower: for tests).
 
-    The kernels have no backward pass: where a gradient is wanted, `packed` is PyTorch's fused attention.
+    The kernels have no backward pass: when a gradient is needed, `packed` uses PyTorch's fused attention.
 
     Raises:
         ImportError: Triton is not installed.
@@ -28,7 +29,7 @@ class TritonAttention(TableAttention):
     def __init__(self):
         from memrl.kernels.attention import triton_kernels
 
-        self._kernels = triton_kernels
+        self._kernels: Any = triton_kernels  # Triton's types do not know launch options such as num_stages
         self._differentiable = SdpaAttention()
 
     def packed(self, q: Tensor, k: Tensor, v: Tensor, plan: SequenceTable) -> Tensor:
@@ -67,9 +68,9 @@ class TritonAttention(TableAttention):
         return out, lse
 
     def pages(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: PageTable) -> tuple[Tensor, Tensor]:
-        """Rows are cut by the table's width and not by their lengths, so that a CUDA graph serves every length."""
+        """Rows are split by the table's width, not by their lengths, so that one CUDA graph fits every length."""
         if k_pages.stride() != v_pages.stride():
-            raise ValueError(f"keys and values are laid out differently: {k_pages.stride()} and {v_pages.stride()}")
+            raise ValueError(f"keys and values must have equal strides, found {k_pages.stride()} and {v_pages.stride()}")
         num_rows, num_heads, head_size = q.shape
         page_size, num_kv_heads = k_pages.shape[1:3]
         group = num_heads // num_kv_heads
@@ -94,7 +95,7 @@ class TritonAttention(TableAttention):
         return out.to(q.dtype), lse
 
     def _factors(self, q: Tensor):
-        """The dtype in which products are taken: q's, but Triton's interpreter would multiply bf16 as the integers it keeps."""
+        """The dtype of matrix products: q's, but fp32 for bf16 in Triton's interpreter, which multiplies bf16 as integers."""
         dtype = torch.float32 if interpreted() and q.dtype == torch.bfloat16 else q.dtype
         return getattr(self._kernels.tl, str(dtype).removeprefix("torch."))
 
@@ -104,10 +105,10 @@ def interpreted() -> bool:
 
 
 def _tile(size: int) -> int:
-    """The power of two that holds `size`; matrix units want 16 at least."""
+    """The next power of two; matrix units need at least 16."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def _block(q: Tensor) -> int:
-    """How many rows or keys are worked on at once: as many as leave the compiler enough registers and shared memory."""
+    """Rows or keys per tile, limited by the registers and shared memory of a GPU."""
     return max(16, min(128, 16 * 1024 // _tile(q.shape[-1])) // q.element_size())

@@ -1,15 +1,16 @@
-"""Two Triton kernels: attention of packed or dense queries, and of one query per row over pages (FlashAttention's loop over
-blocks of keys with a running softmax, Dao et al., arXiv 2205.14135).
+"""Two Triton kernels: attention of packed or dense queries, and of one query per row over pages.
 
-In both, the G = H/K query heads of a key/value head are folded into the rows of one tile, so each key is read once for all of
-them: folded row r is query r // G, head r % G of its group. Tiles are powers of two; masks make up for the rest.
+Both use FlashAttention's loop over blocks of keys with a running softmax (Dao et al., arXiv 2205.14135).
+
+The G = H/K query heads of a key/value head are folded into the rows of one tile, so each key is read once for all of them:
+folded row r is query r // G, head r % G of its group. Tile sizes are powers of two; masks cover the rest.
 """
 
 import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_keys"])  # they change with every call, and each kind would be compiled
+@triton.jit(do_not_specialize=["num_queries", "num_keys"])  # they change in every call and would cause recompilation
 def attend_sequences(
     q_ptr,  # [T, H, D]
     k_ptr,  # [S, K, D]
@@ -36,7 +37,7 @@ def attend_sequences(
 ):
     """Program (i, h, b): the i-th tile of folded rows, key/value head h, sequence b.
 
-    CAUSAL: each sequence sees itself, causally. Else there is one sequence of queries, which sees all keys.
+    CAUSAL: each sequence attends to itself, causally. Otherwise one sequence of queries attends to all keys.
     """
     tile, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_token = 0
@@ -50,31 +51,31 @@ def attend_sequences(
     rows = tile * ROWS + tl.arange(0, ROWS)
     queries = rows // GROUP
     heads = kv_head * GROUP + rows % GROUP
-    tokens = (first_token + queries).to(tl.int64)  # a token's offset outgrows 32 bits within a few hundred thousand tokens
+    tokens = (first_token + queries).to(tl.int64)  # offsets exceed 32 bits after a few hundred thousand tokens
     dims = tl.arange(0, WIDTH)
-    stored = (queries < num_queries)[:, None] & (dims < HEAD)[None, :]
-    q = tl.load(q_ptr + tokens[:, None] * q_token + heads[:, None] * q_head + dims[None, :], mask=stored, other=0.0)
+    valid = (queries < num_queries)[:, None] & (dims < HEAD)[None, :]
+    q = tl.load(q_ptr + tokens[:, None] * q_token + heads[:, None] * q_head + dims[None, :], mask=valid, other=0.0)
 
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, WIDTH], tl.float32)
+    max_score = tl.full([ROWS], float("-inf"), tl.float32)
+    weight_sum = tl.zeros([ROWS], tl.float32)
+    weighted_values = tl.zeros([ROWS, WIDTH], tl.float32)
     end = num_keys
     if CAUSAL:
         end = tl.minimum(num_keys, (tile * ROWS + ROWS - 1) // GROUP + 1)
     for start in range(0, end, KEYS):
         keys = start + tl.arange(0, KEYS)
         places = (first_token + keys).to(tl.int64)
-        there = (keys < num_keys)[:, None] & (dims < HEAD)[None, :]
-        k = tl.load(k_ptr + places[:, None] * k_token + kv_head * k_head + dims[None, :], mask=there, other=0.0)
-        v = tl.load(v_ptr + places[:, None] * v_token + kv_head * v_head + dims[None, :], mask=there, other=0.0)
-        seen = (keys < num_keys)[None, :]
+        in_range = (keys < num_keys)[:, None] & (dims < HEAD)[None, :]
+        k = tl.load(k_ptr + places[:, None] * k_token + kv_head * k_head + dims[None, :], mask=in_range, other=0.0)
+        v = tl.load(v_ptr + places[:, None] * v_token + kv_head * v_head + dims[None, :], mask=in_range, other=0.0)
+        visible = (keys < num_keys)[None, :]
         if CAUSAL:
-            seen = seen & (keys[None, :] <= queries[:, None])
-        top, total, mixed = add_keys(q, k, v, seen, scale, top, total, mixed, DOT)
+            visible = visible & (keys[None, :] <= queries[:, None])
+        max_score, weight_sum, weighted_values = add_keys(q, k, v, visible, scale, max_score, weight_sum, weighted_values, DOT)
 
     places = tokens * (tl.num_programs(1) * GROUP) + heads
-    tl.store(out_ptr + places[:, None] * HEAD + dims[None, :], mixed / total[:, None], mask=stored)
-    tl.store(lse_ptr + places, top + tl.log(total), mask=queries < num_queries)
+    tl.store(out_ptr + places[:, None] * HEAD + dims[None, :], weighted_values / weight_sum[:, None], mask=valid)
+    tl.store(lse_ptr + places, max_score + tl.log(weight_sum), mask=queries < num_queries)
 
 
 @triton.jit(do_not_specialize=["table_width"])
@@ -109,38 +110,41 @@ def attend_pages(
     group = tl.arange(0, ROWS)
     heads = kv_head * GROUP + group
     dims = tl.arange(0, WIDTH)
-    stored = (group < GROUP)[:, None] & (dims < HEAD)[None, :]
-    q = tl.load(q_ptr + row.to(tl.int64) * q_row + heads[:, None] * q_head + dims[None, :], mask=stored, other=0.0)
+    valid = (group < GROUP)[:, None] & (dims < HEAD)[None, :]
+    q = tl.load(q_ptr + row.to(tl.int64) * q_row + heads[:, None] * q_head + dims[None, :], mask=valid, other=0.0)
 
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, WIDTH], tl.float32)
+    max_score = tl.full([ROWS], float("-inf"), tl.float32)
+    weight_sum = tl.zeros([ROWS], tl.float32)
+    weighted_values = tl.zeros([ROWS, WIDTH], tl.float32)
     for start in range(split * share, tl.minimum(length, (split + 1) * share), KEYS):
         keys = start + tl.arange(0, KEYS)
         pages = tl.load(table_ptr + row * table_width + keys // PAGE, mask=keys < length, other=0).to(tl.int64)
         places = pages * kv_page + (keys % PAGE) * kv_token + kv_head * kv_head_stride
-        there = (keys < length)[:, None] & (dims < HEAD)[None, :]
-        k = tl.load(k_ptr + places[:, None] + dims[None, :], mask=there, other=0.0)
-        v = tl.load(v_ptr + places[:, None] + dims[None, :], mask=there, other=0.0)
-        top, total, mixed = add_keys(q, k, v, (keys < length)[None, :], scale, top, total, mixed, DOT)
+        in_range = (keys < length)[:, None] & (dims < HEAD)[None, :]
+        k = tl.load(k_ptr + places[:, None] + dims[None, :], mask=in_range, other=0.0)
+        v = tl.load(v_ptr + places[:, None] + dims[None, :], mask=in_range, other=0.0)
+        max_score, weight_sum, weighted_values = add_keys(
+            q, k, v, (keys < length)[None, :], scale, max_score, weight_sum, weighted_values, DOT
+        )
 
-    # A part without tokens has the weight 0 in the merge: out 0, log-sum-exp -inf.
+    # A part without tokens gets out 0 and log-sum-exp -inf, hence weight 0 in the merge.
     places = (row.to(tl.int64) * tl.num_programs(2) + split) * (tl.num_programs(1) * GROUP) + heads
-    out = mixed / tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(out_ptr + places[:, None] * HEAD + dims[None, :], out, mask=stored)
-    tl.store(lse_ptr + places, top + tl.log(total), mask=group < GROUP)
+    out = weighted_values / tl.where(weight_sum > 0, weight_sum, 1.0)[:, None]
+    tl.store(out_ptr + places[:, None] * HEAD + dims[None, :], out, mask=valid)
+    tl.store(lse_ptr + places, max_score + tl.log(weight_sum), mask=group < GROUP)
 
 
 @triton.jit
-def add_keys(q, k, v, seen, scale, top, total, mixed, DOT: tl.constexpr):
-    """One block of keys into the running softmax: largest score, sum of e^(score - top), and that sum over the values.
+def add_keys(q, k, v, visible, scale, max_score, weight_sum, weighted_values, DOT: tl.constexpr):
+    """Add one block of keys to the running softmax: max_score, weight_sum = sum of w, weighted_values = sum of w v, with
+    w = e^(score - max_score).
 
-    DOT is the dtype of the products' factors, "ieee" keeps fp32 from being cut to tf32.
+    DOT is the dtype of the factors of matrix products; "ieee" prevents fp32 from being rounded to tf32.
     """
     scores = tl.dot(q.to(DOT), tl.trans(k.to(DOT)), input_precision="ieee") * scale
-    scores = tl.where(seen, scores, float("-inf"))
-    new_top = tl.maximum(top, tl.max(scores, 1))
-    weights = tl.exp(scores - new_top[:, None])
-    kept = tl.exp(top - new_top)
-    mixed = mixed * kept[:, None] + tl.dot(weights.to(DOT), v.to(DOT), input_precision="ieee")
-    return new_top, total * kept + tl.sum(weights, 1), mixed
+    scores = tl.where(visible, scores, float("-inf"))
+    new_max = tl.maximum(max_score, tl.max(scores, 1))
+    weights = tl.exp(scores - new_max[:, None])
+    rescale = tl.exp(max_score - new_max)
+    weighted_values = weighted_values * rescale[:, None] + tl.dot(weights.to(DOT), v.to(DOT), input_precision="ieee")
+    return new_max, weight_sum * rescale + tl.sum(weights, 1), weighted_values

@@ -1,17 +1,17 @@
-"""The agent's settings beside the weights that were trained with them.
+"""Read and write the agent's settings in a model folder.
 
-`memrl_agent.yaml` in a Hugging Face model folder holds the agent's limits and the full texts of its
-prompts, so a trained model reads and is evaluated with exactly the words that it was trained with, whatever
-the prompt files say by then.
+`memrl_agent.yaml` in a Hugging Face model folder holds the agent's limits and the full texts of its prompts, so a trained model
+is used and evaluated with exactly the prompts that it was trained with, even if the prompt files change later.
 """
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from memrl.agents.memory import AgentConfig
-from memrl.prompts import Prompts, check_prompts, load_prompts
+from memrl.prompts import Prompts, check_prompts, load_prompts, read_yaml
 from memrl.utils.files import write_whole
 
 FILE_NAME = "memrl_agent.yaml"
@@ -20,7 +20,7 @@ LIMITS = ("chunk_tokens", "memory_tokens", "answer_tokens", "question_tokens")
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, which people can read and edit."""
+    """Writes multi-line texts as blocks, which people can read and edit."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
@@ -38,15 +38,14 @@ def save_agent(config: AgentConfig, folder: str | Path) -> None:
     write_whole(path, text)
 
 
-def load_agent(folder: str | Path, **overrides: object) -> AgentConfig:
-    """The settings in a model folder; a folder without the file gets the original's defaults.
+def load_agent(folder: str | Path, **overrides: Any) -> AgentConfig:
+    """The settings in a model folder; the original's defaults if it has no such file.
 
     Args:
-        overrides: fields of `AgentConfig` that the caller wants otherwise; None where that is not so.
-            `prompts` may also be a prompt file's name or path.
+        overrides: fields of `AgentConfig` to replace; None keeps a field. `prompts` may also be a prompt file's name or path.
 
     Raises:
-        ValueError: the file is damaged, or a key is missing, unknown or has a value that is not allowed.
+        ValueError: the file is damaged, or a key is missing, unknown or has an invalid value.
     """
     path = Path(folder) / FILE_NAME
     config = _read(path) if path.exists() else AgentConfig(load_prompts(DEFAULT_PROMPTS))
@@ -62,10 +61,7 @@ def load_agent(folder: str | Path, **overrides: object) -> AgentConfig:
 
 
 def _read(path: Path) -> AgentConfig:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a YAML file: {str(error).splitlines()[0]}") from error
+    content = read_yaml(path)
     keys = {*LIMITS, "prompts"}
     if not isinstance(content, dict):
         raise ValueError(f"{path} must be a mapping with the keys {', '.join(sorted(keys))}")

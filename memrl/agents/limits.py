@@ -1,4 +1,4 @@
-"""How many tokens an agent's settings can ask of the sampler: one formula, for reading and for training."""
+"""The longest turn that an agent's settings allow, for reading and for training, and checks that it fits into the cache."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def longest_turn(
     """Tokens of the longest turn that the settings allow, prompt and response together.
 
     Args:
-        document_tokens: of the longest document; None where nobody knows, which takes a full chunk.
-        question_tokens: of the longest question; None takes the cap.
+        document_tokens: length of the longest document; None (unknown) assumes a full chunk.
+        question_tokens: length of the longest question; None assumes the limit.
 
     Raises:
-        ValueError: the chat template does not take the prompts.
+        ValueError: the chat template does not accept the prompts.
     """
     prompts = agent.prompts
     texts = (prompts.memory, prompts.answer)
     update, answer = (PromptTemplate(text, tokenizer, prompts.system).num_tokens for text in texts)
     section = agent.chunk_tokens if document_tokens is None else min(agent.chunk_tokens, document_tokens)
     question = agent.question_tokens if question_tokens is None else question_tokens
-    # What stands there before anything was read is not cut to the cap.
+    # The text of an empty memory is not cut to the limit.
     memory = max(agent.memory_tokens, len(tokenizer.encode(prompts.no_memory)))
     return question + memory + max(update + section + agent.memory_tokens, answer + agent.answer_tokens)
 
@@ -46,27 +46,28 @@ def check_cache(
     document_tokens: int | None = None,
     question_tokens: int | None = None,
 ) -> None:
-    """Whether the key/value cache holds the longest turn; arguments as in `longest_turn`.
+    """Check that the longest turn fits into the key/value cache; arguments as in `longest_turn`.
 
-    Found out now, because otherwise every document would fail by itself, the first one maybe after hours.
+    Checked before the run, because otherwise single documents would fail, perhaps after hours.
 
     Raises:
-        ValueError: it does not; names both numbers and the way out.
+        ValueError: it does not fit; names both sizes and the settings to change.
     """
     longest = longest_turn(tokenizer, agent, document_tokens=document_tokens, question_tokens=question_tokens)
     check_turn(sampler, longest, "agent.chunk_tokens or agent.memory_tokens")
 
 
 def check_turn(sampler: Sampler, tokens: int, lower: str) -> None:
-    """Whether the key/value cache holds a turn of so many tokens, prompt and response together.
+    """Check that a turn fits into the key/value cache.
 
     Args:
+        tokens: length of the turn, prompt and response together.
         lower: the settings that make turns shorter, for the message.
 
     Raises:
-        ValueError: it does not; names both numbers and the way out.
+        ValueError: it does not fit; names both sizes and the settings to change.
     """
-    # As the sampler counts: the last sampled token needs no place.
+    # As in the sampler: the last sampled token is not cached.
     size = sampler.cache.page_size
     needed = -(-(tokens - 1) // size) * size
     if needed > sampler.cache_tokens:

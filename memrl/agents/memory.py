@@ -1,6 +1,6 @@
 """The memory agent (MemAgent, arXiv 2507.02259, section 2): read a chunk, rewrite the memory, repeat; answer from the memory.
 
-The function below is all of it. Training, evaluation and reading run this same function; they differ in the `llm` they hand in.
+`memory_agent` is the complete algorithm. Training, evaluation and reading call the same function with different sessions.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """The memory agent's words and limits, all in tokens.
+    """The memory agent's prompts, and its limits in tokens.
 
     Attributes:
         prompts: the prompt file's contents.
-        chunk_tokens: document tokens of one chunk.
-        memory_tokens: hard cap on the memory; a memory turn generates no more than this.
-        answer_tokens: cap on the answer turn.
-        question_tokens: a longer question is refused, because cutting it would change what is asked.
+        chunk_tokens: document tokens per chunk.
+        memory_tokens: maximum length of the memory, and of the response of a memory turn.
+        answer_tokens: maximum length of the answer turn's response.
+        question_tokens: maximum length of the question; longer ones are refused, because cutting would change their meaning.
     """
 
     prompts: Prompts
@@ -35,13 +35,13 @@ class AgentConfig:
 
 
 async def memory_agent(llm: Session, sample: Sample, config: AgentConfig) -> Trajectory:
-    """Read `sample.context` chunk by chunk and answer `sample.question` from what was remembered.
+    """Read `sample.context` chunk by chunk and answer `sample.question` from the memory.
 
-    With K = ceil(tokens / chunk_tokens) chunks there are K memory turns and one answer turn; an empty document has the answer
-    turn alone.
+    A document of K = ceil(tokens / chunk_tokens) chunks takes K memory turns and one answer turn; an empty document takes the
+    answer turn alone.
 
     Raises:
-        ValueError: the question is empty or longer than its cap.
+        ValueError: the question is empty or longer than its limit.
     """
     prompts = config.prompts
     question = check_question(llm.encode(sample.question.strip()), config)
@@ -60,7 +60,7 @@ async def memory_agent(llm: Session, sample: Sample, config: AgentConfig) -> Tra
 
 
 def check_question(question_ids: list[int], config: AgentConfig) -> list[int]:
-    """The question's ids as they are, or a ValueError that says what to do."""
+    """The unchanged ids; ValueError if the question is empty or too long."""
     if not question_ids:
         raise ValueError("the question is empty")
     if len(question_ids) > config.question_tokens:

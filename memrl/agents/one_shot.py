@@ -1,7 +1,7 @@
-"""The one-shot reader: the whole document and the question in one prompt, one answer; the middle is cut where it does not fit.
+"""The one-shot agent: answer from the whole document in one prompt; cut the document's middle if it does not fit.
 
-This is what a model with a long window does without memory. The cut is MemAgent's, equal halves from head and tail, but of the
-document's ids and not of the rendered prompt: the question and the prompt's words stay whole whatever their order.
+This is how a model with a long window reads without memory. As in MemAgent, equal parts of the head and the tail are kept, but
+of the document's ids instead of the rendered prompt, so the question and the prompt's text are never cut.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class OneShotConfig:
     """
     Attributes:
-        agent: prompts, cap on the answer and cap on the question; chunks and memory are of no concern here.
-        window: tokens that prompt and answer take together at most.
+        agent: prompts and limits of answer and question; the other limits are not used.
+        window: most tokens of prompt and answer together.
     """
 
     agent: AgentConfig
@@ -33,13 +33,13 @@ class OneShotConfig:
 
 
 async def one_shot_agent(llm: Session, sample: Sample, config: OneShotConfig) -> Trajectory:
-    """Answer `sample.question` with as much of `sample.context` in sight as the window holds.
+    """Answer `sample.question` from as much of `sample.context` as fits into the window.
 
     Returns:
-        A trajectory of one turn, without memory; its score `cut_tokens` counts the document's tokens that were left out.
+        A trajectory of one turn, without memory; its score `cut_tokens` is the number of document tokens that were cut.
 
     Raises:
-        ValueError: the question is empty or longer than its cap, or the window has no room for any of the document.
+        ValueError: the question is empty or longer than its limit, or no document token fits into the window.
     """
     question = check_question(llm.encode(sample.question.strip()), config.agent)
     document = llm.encode(sample.context) if sample.context.strip() else []
@@ -50,7 +50,7 @@ async def one_shot_agent(llm: Session, sample: Sample, config: OneShotConfig) ->
 
 
 def cut_middle(ids: list[int], room: int) -> list[int]:
-    """At most `room` of the ids: equal halves from head and tail, where the number is odd one more from the head."""
+    """At most `room` of the ids: equal parts from head and tail; for an odd number one more from the head."""
     if len(ids) <= room:
         return ids
     tail = room // 2
@@ -58,7 +58,7 @@ def cut_middle(ids: list[int], room: int) -> list[int]:
 
 
 def document_prompt(prompts: Prompts) -> str:
-    """The words for a reader who sees the document itself: the prompt file's, or where it has none the default ones."""
+    """The prompt that shows the document: the prompt file's, or the default one if the file has none."""
     return _fallback() if prompts.document is None else prompts.document
 
 
@@ -71,15 +71,15 @@ def _fallback() -> str:
 
 
 def room_for_document(llm: Session, question: list[int], agent: AgentConfig, window: int) -> int:
-    """Document tokens that fit into the window beside the prompt's words, the question and the longest answer.
+    """Document tokens that fit into the window besides the prompt's text, the question and the longest answer.
 
     Raises:
-        ValueError: those alone do not fit.
+        ValueError: the prompt's text, the question and the answer alone do not fit.
     """
     taken = len(llm.render(document_prompt(agent.prompts), question=question, section=[])) + agent.answer_tokens
     if taken > window:
         raise ValueError(
-            f"the prompt's words, the question and the answer take {taken} tokens, but the window has {window}; "
+            f"the prompt's text, the question and the answer take {taken} tokens, but the window has {window}; "
             "lower agent.answer_tokens or raise the window"
         )
     return window - taken
@@ -92,7 +92,7 @@ def no_room(window: int, what: str) -> str:
 async def answer_at_once(
     llm: Session, question: list[int], section: list[int], agent: AgentConfig, document_tokens: int
 ) -> Trajectory:
-    """The one turn, with `section` of a document of so many tokens in sight."""
+    """The only turn: answer from `section`, the shown part of a document of `document_tokens` tokens."""
     prompt = llm.render(document_prompt(agent.prompts), question=question, section=section)
     turn = await llm.chat(prompt, kind="answer", max_new_tokens=agent.answer_tokens)
     return Trajectory([turn], turn.text, scores={"cut_tokens": float(document_tokens - len(section))})

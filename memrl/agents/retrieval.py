@@ -1,16 +1,16 @@
-r"""The retrieval reader: the passages of the document that share words with the question in one prompt, one answer.
+r"""The retrieval agent: answer in one prompt from the passages of the document that BM25 ranks highest.
 
 BM25 of a passage d for a question q, in Lucene's variant (Kamphuis et al., ECIR 2020, table 1; after Robertson and Zaragoza, The
-Probabilistic Relevance Framework, 2009), over the different words t of q:
+Probabilistic Relevance Framework, 2009), over the distinct words t of q:
 
     score(d) = sum_t  ln(1 + (N - df_t + 0.5) / (df_t + 0.5)) * tf / (tf + k1 (1 - b + b |d| / mean |d|))
 
-N passages, df_t of which hold t; tf: how often d holds t; |d|: words of d. Words are runs of letters and digits in any case;
-Chinese and Japanese characters, which no blanks separate, are words of their own.
+N passages, df_t of which contain t; tf: occurrences of t in d; |d|: words of d. Words are runs of letters and digits, ignoring
+case; each Chinese or Japanese character is a word, because no spaces separate them.
 
-Passages are cut by tokens, and each shares its last quarter with the next one: without that, of a sentence that a border cuts
-("the number is 74|81"), the half that holds the answer may share no word with the question. What is chosen goes back into the
-order of the document, and what two passages share is shown once.
+Passages have a fixed number of tokens and overlap by a quarter. Otherwise, if a boundary splits a sentence ("the number is
+74|81"), the half with the answer may share no word with the question. The chosen passages are shown in document order, and their
+overlaps only once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from memrl.agents.memory import AgentConfig, check_question
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from memrl.llm import Session
 
 K1, B = 1.5, 0.75
-OTHER = 0  # the number of all words that the question has not; the question's own begin at 1
-PASSAGES_AT_A_TIME = 256
+OTHER = 0  # id of all words that are not in the question; the question's own words have ids from 1
+PASSAGES_AT_A_TIME = 256  # decoded between two sampler steps
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff"
 _WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\W_{_IDEOGRAPHS}]+")
-_gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+_locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class RetrievalConfig:
     """
     Attributes:
-        agent: prompts, cap on the answer and cap on the question; chunks and memory are of no concern here.
-        tokens: of the document that are shown, at most.
-        passage_tokens: of each passage; the last one may be shorter. A quarter of them are the next passage's as well.
-        window: tokens that prompt and answer take together at most; None where nobody knows.
+        agent: prompts and limits of answer and question; the other limits are not used.
+        tokens: most document tokens shown.
+        passage_tokens: length of a passage; the last one may be shorter. A quarter of it overlaps with the next passage.
+        window: most tokens of prompt and answer together; None if unknown.
     """
 
     agent: AgentConfig
@@ -58,22 +58,22 @@ class RetrievalConfig:
 async def retrieval_agent(llm: Session, sample: Sample, config: RetrievalConfig) -> Trajectory:
     """Answer `sample.question` from the passages of `sample.context` that BM25 ranks highest.
 
-    As many passages as `config.tokens` holds, or fewer where the window is smaller; a document that fits is shown as it is. Of
-    equal scores the earlier passage counts as higher, so a question without any word of the document takes the document's head.
+    Shows as many passages as fit into `config.tokens` and the window; a document that fits is shown unchanged. Among equal scores
+    the earlier passage ranks higher, so if no word of the question occurs in the document, the document's head is shown.
 
     Returns:
-        A trajectory of one turn, without memory; its score `cut_tokens` counts the document's tokens that were left out.
+        A trajectory of one turn, without memory; its score `cut_tokens` is the number of document tokens that were not shown.
 
     Raises:
-        ValueError: the question is empty or longer than its cap, there is no room for a passage, or bm25s is not installed.
+        ValueError: the question is empty or longer than its limit, no passage fits, or bm25s is not installed.
     """
     question = check_question(llm.encode(sample.question.strip()), config.agent)
     room = config.tokens
     if config.window is not None:
         room = min(room, room_for_document(llm, question, config.agent, config.window))
-    # One document at a time, and the sampler takes its steps in between: else every reading would tokenise and rank its document
-    # before the first of them could ask for an answer, with all those documents' tokens in memory.
-    async with _gate():
+    # One document at a time, so that the sampler can step in between. Otherwise all agents would tokenise and rank their
+    # documents before the first answer is sampled, with the tokens of all documents in memory.
+    async with _lock():
         document = llm.encode(sample.context) if sample.context.strip() else []
         size = len(document)
         section = document if size <= room else await _select(llm, sample.question, document, room, config)
@@ -81,35 +81,35 @@ async def retrieval_agent(llm: Session, sample: Sample, config: RetrievalConfig)
     return await answer_at_once(llm, question, section, config.agent, size)
 
 
-def _gate() -> asyncio.Lock:
-    # A lock belongs to the event loop that it was first waited for in, and every `llm.run` has a loop of its own.
-    return _gates.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+def _lock() -> asyncio.Lock:
+    # A lock belongs to one event loop, and every `llm.run` starts a new one.
+    return _locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
 async def _select(llm: Session, question: str, document: list[int], room: int, config: RetrievalConfig) -> list[int]:
-    """The highest passages in the order of the document, each token once, `room` tokens at most."""
+    """The best passages in document order, each token once, at most `room` tokens."""
     size = config.passage_tokens
     if room < size:
         raise ValueError(no_room(config.window or room, f"a passage of {size} tokens"))
-    numbers = {word: number for number, word in enumerate(dict.fromkeys(split_words(question)), start=OTHER + 1)}
+    word_ids = {word: number for number, word in enumerate(dict.fromkeys(split_words(question)), start=OTHER + 1)}
     spans = passage_spans(len(document), size)
     passages = []
-    for place, span in enumerate(spans):
-        if place % PASSAGES_AT_A_TIME == 0:
+    for index, span in enumerate(spans):
+        if index % PASSAGES_AT_A_TIME == 0:
             await asyncio.sleep(0)
         words = split_words(llm.decode(document[span.start : span.stop]))
-        passages.append([numbers.get(word, OTHER) for word in words])
+        passages.append([word_ids.get(word, OTHER) for word in words])
     section: list[int] = []
     end = 0
-    for place in choose_passages(bm25_scores(passages, len(numbers)), spans, room):
-        span = spans[place]
+    for index in choose_passages(bm25_scores(passages, len(word_ids)), spans, room):
+        span = spans[index]
         section += document[max(span.start, end) : span.stop]
         end = span.stop
     return section
 
 
 def passage_spans(document_tokens: int, passage_tokens: int) -> list[range]:
-    """Where the passages of a document lie; neighbours share a quarter, others nothing.
+    """The token ranges of a document's passages; neighbours overlap by a quarter.
 
     >>> passage_spans(10, 4)
     [range(0, 4), range(3, 7), range(6, 10)]
@@ -128,12 +128,12 @@ def split_words(text: str) -> list[str]:
 
 
 def bm25_scores(passages: Sequence[Sequence[int]], num_words: int) -> np.ndarray:
-    """BM25 of every passage for a question of `num_words` different words.
+    """BM25 of every passage for a question of `num_words` distinct words.
 
-    The cost is linear in the words of all passages, for the index knows the question's words and one more for all others.
+    The cost is linear in the words of all passages, because the index has only the question's words and one for all others.
 
     Args:
-        passages: the words of each; 1 to num_words are the question's, `OTHER` stands for any that the question has not.
+        passages: word ids of each passage; 1 to num_words are the question's words, `OTHER` is any other word.
 
     Returns:
         fp32 [number of passages].
@@ -144,8 +144,8 @@ def bm25_scores(passages: Sequence[Sequence[int]], num_words: int) -> np.ndarray
     import numpy as np
 
     bm25s = import_bm25s()
-    found = sorted({word for passage in passages for word in passage} - {OTHER})
-    if not found:  # and maybe there are no words at all, whose mean number would be divided by
+    found: list[Any] = sorted({word for passage in passages for word in passage} - {OTHER})  # bm25s's annotation lacks int
+    if not found:  # also avoids a division by zero if the passages have no words
         return np.zeros(len(passages), dtype=np.float32)
     index = bm25s.BM25(k1=K1, b=B, method="lucene", backend="numpy")
     vocabulary = {str(number): number for number in range(num_words + 1)}
@@ -154,29 +154,29 @@ def bm25_scores(passages: Sequence[Sequence[int]], num_words: int) -> np.ndarray
 
 
 def choose_passages(scores: Sequence[float] | np.ndarray, spans: Sequence[range], room: int) -> list[int]:
-    """Places of the passages with the highest scores, in rising order; of equal scores the earlier place is the higher.
+    """Indices of the passages with the highest scores, ascending; among equal scores the earlier passage ranks higher.
 
-    They are taken one after the other until the next one's tokens, less those that chosen neighbours show already, exceed `room`.
+    Adds passages by rank until the next one, without its overlap with chosen neighbours, exceeds the remaining room.
 
     >>> choose_passages([0.0, 2.0, 0.0, 3.0], passage_spans(13, 4), 11)
     [0, 1, 3]
     """
     chosen: set[int] = set()
-    for place in sorted(range(len(scores)), key=lambda place: (-scores[place], place)):
-        span = spans[place]
-        room -= len(span) - sum(_shared(span, spans[near]) for near in (place - 1, place + 1) if near in chosen)
+    for index in sorted(range(len(scores)), key=lambda index: (-scores[index], index)):
+        span = spans[index]
+        room -= len(span) - sum(_overlap(span, spans[near]) for near in (index - 1, index + 1) if near in chosen)
         if room < 0:
             break
-        chosen.add(place)
+        chosen.add(index)
     return sorted(chosen)
 
 
-def _shared(one: range, other: range) -> int:
+def _overlap(one: range, other: range) -> int:
     return max(0, min(one.stop, other.stop) - max(one.start, other.start))
 
 
 def import_bm25s():
-    """The package; ValueError where it is missing."""
+    """The package bm25s; ValueError if it is not installed."""
     try:
         import bm25s
     except ImportError:

@@ -1,4 +1,4 @@
-"""The model, its rotary positions, what it attends to, and Hugging Face folders in and out."""
+"""The model, its rotary positions and attention contexts; reading and writing Hugging Face folders."""
 
 from memrl.model.attention_context import PackedContext
 from memrl.model.device_map import load_dispatched

@@ -1,7 +1,7 @@
-"""What a forward pass attends to.
+"""Attention contexts: which tokens of a forward pass attend to which.
 
-The model itself knows only packed tokens. Which of them see each other is the *context*'s business, and that is the one thing
-that differs between training, prefill and decoding (the latter two live in `memrl.sampler.kv_cache`).
+The model itself processes packed tokens. Only the *context* differs between training (`PackedContext`), prefill and decoding
+(both in `memrl.sampler.kv_cache`).
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from memrl.kernels.attention import AttentionBackend, pick_attention
 
 
 class AttentionContext(Protocol):
-    """positions: int64 [T], each token's place in its own sequence."""
+    """positions: int64 [T], each token's position in its own sequence."""
 
     positions: Tensor
 
@@ -24,7 +24,7 @@ class AttentionContext(Protocol):
 
 
 class PackedContext:
-    """Whole sequences, end to end, each of which sees only itself; `attention` None is the default for the device."""
+    """Whole sequences, packed end to end, each attending only to itself; `attention` None uses the device's default."""
 
     def __init__(self, seq_lens: Sequence[int], device: torch.device | str = "cpu", attention: AttentionBackend | None = None):
         self.positions = packed_positions(seq_lens, device)
@@ -36,7 +36,7 @@ class PackedContext:
 
 
 def default_attention(device: torch.device | str) -> AttentionBackend:
-    """The backend that runs everywhere; `kernels.pick_attention` has the others."""
+    """The backend that runs on every device; `kernels.attention.pick_attention` offers the others."""
     return pick_attention("sdpa", device, torch.float32)[0]
 
 

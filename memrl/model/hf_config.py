@@ -1,13 +1,13 @@
-"""A Hugging Face `config.json` to a `TransformerConfig`, and back.
+"""Convert a Hugging Face `config.json` to a `TransformerConfig`, and back.
 
-Two dialects are in use: transformers 4 wrote `rope_theta`, `rope_scaling` and `torch_dtype`, transformers 5
-writes `rope_parameters` and `dtype`. Both are read; the first is written, because every version reads it.
+Two dialects exist: transformers 4 wrote `rope_theta`, `rope_scaling` and `torch_dtype`, transformers 5 writes `rope_parameters`
+and `dtype`. Both are read; the first is written, because every version reads it.
 """
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,7 +21,7 @@ _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
 }
-_LEFT_OUT = {  # what transformers takes a left-out key for, where that depends on the family
+_FAMILY_DEFAULTS = {  # transformers' defaults of missing keys, as far as they depend on the family
     "qwen2": {},
     "qwen3": {"head_dim": 128},
     "llama": {"max_position_embeddings": 2048},
@@ -35,26 +35,23 @@ _SIZES = {  # config.json's name -> ours
     "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_heads",
 }
-_ROPE_KEYS = {
-    "rope_theta",
-    "rope_type",
-    "factor",
-    "original_max_position_embeddings",
-    "beta_fast",
-    "beta_slow",
-    "attention_factor",
-    "truncate",
-    "low_freq_factor",
-    "high_freq_factor",
+_ORIGINAL = "original_max_position_embeddings"
+_ROPE_SETTINGS = {  # rope type -> its settings; the same names as in `RopeConfig`
+    "default": (),
+    "linear": ("factor",),
+    "yarn": ("factor", _ORIGINAL, "beta_fast", "beta_slow", "attention_factor", "truncate"),
+    "llama3": ("factor", _ORIGINAL, "low_freq_factor", "high_freq_factor"),
 }
+_ROPE_REQUIRED = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}  # with example values
+_ROPE_OPTIONAL = {"attention_factor": None, "truncate": True}  # not written if they have these values
 
 
 class CheckpointError(ValueError):
-    """A model folder that cannot be read or written; its one line says what is wrong and what to do."""
+    """A model folder that cannot be read or written; the one-line message names the fault and the fix."""
 
 
 def read_json(path: Path) -> dict:
-    """The JSON object in a file; CheckpointError where there is none."""
+    """The JSON object in a file; CheckpointError if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # undecodable bytes and JSON errors alike
@@ -65,13 +62,13 @@ def read_json(path: Path) -> dict:
 
 
 def read_raw_config(path: str | Path) -> dict:
-    """config.json of a model folder as it stands."""
+    """The unchanged contents of a model folder's config.json."""
     folder = Path(path)
     if not folder.is_dir():
         hint = "memrl reads local folders only; download a model with `hf download NAME --local-dir FOLDER`"
         replaced = folder.parent / f".{folder.name}.old"
         if replaced.is_dir():
-            hint = f"a save was cut off while replacing it; rename {replaced} to {folder}"
+            hint = f"a save was interrupted while replacing it; rename {replaced} to {folder}"
         raise CheckpointError(f"model folder {folder} does not exist; {hint}")
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} holds no config.json, so it is not a Hugging Face model folder")
@@ -79,7 +76,7 @@ def read_raw_config(path: str | Path) -> dict:
 
 
 def dtype_named(name: str, raw: dict) -> torch.dtype:
-    """The type of the weights; "auto" is what `raw`, a config.json, says."""
+    """The dtype of that name; "auto" is the dtype in `raw`, the contents of a config.json."""
     where = "dtype"
     if name == "auto":
         where, name = "config.json's dtype", raw.get("dtype") or raw.get("torch_dtype") or "float32"
@@ -93,12 +90,13 @@ def read_config(path: str | Path, yarn: float = 0.0) -> TransformerConfig:
     """The shape of the model in a Hugging Face folder.
 
     Args:
-        yarn: stretch the positions by YaRN for texts so many times longer than config.json's max_position_embeddings, exactly as
-            if that file were edited by hand; 0 leaves them as they are.
+        yarn: stretch the positions by YaRN by this factor over config.json's max_position_embeddings, exactly as if that file
+            were edited by hand; 0 leaves them unchanged.
 
-    Raises CheckpointError (a ValueError) where the folder or its config.json is missing, broken, or of
-    a model that memrl has not: another architecture, sliding windows, quantised weights, another rope type; and where
-    yarn is not above 1 or the positions are stretched already.
+    Raises:
+        CheckpointError (a ValueError): the folder or its config.json is missing or broken, or the model is not supported
+            (another architecture, sliding windows, quantised weights, another rope type); or yarn is not above 1, or the
+            positions are stretched already.
     """
     raw = read_raw_config(path)
     try:
@@ -108,9 +106,9 @@ def read_config(path: str | Path, yarn: float = 0.0) -> TransformerConfig:
 
 
 def longest_text(config: TransformerConfig) -> int:
-    """Tokens of the longest text that the positions are made for: the model's window.
+    """The model's context window in tokens, including the stretching of its positions.
 
-    max_position_embeddings counts the stretched window for llama3 and the unstretched one for linear; YaRN has its own number.
+    max_position_embeddings includes the stretching for llama3 but not for linear; YaRN has a separate number.
     """
     rope = config.rope
     if rope.kind == "yarn":
@@ -119,11 +117,11 @@ def longest_text(config: TransformerConfig) -> int:
 
 
 def _with_yarn(raw: dict, factor: float) -> dict:
-    """config.json's contents with YaRN added as Qwen's model cards say to add it by hand."""
+    """config.json's contents with YaRN added as described in Qwen's model cards."""
     if not 1 < factor < math.inf:
-        raise ValueError(f"yarn is {factor:g}; it must be above 1, or 0 for positions as config.json has them")
+        raise ValueError(f"yarn is {factor:g}; it must be above 1, or 0 for the positions of config.json")
     if raw.get("max_position_embeddings") is None:
-        raise ValueError("yarn stretches max_position_embeddings, which is missing; add it, with the longest text of pretraining")
+        raise ValueError("yarn stretches max_position_embeddings, which is missing; add it, the longest text of pretraining")
     window = _size(raw, "max_position_embeddings")
     rope = _parse_rope(raw, window)
     if rope.kind != "default":
@@ -131,21 +129,21 @@ def _with_yarn(raw: dict, factor: float) -> dict:
             f"yarn is {factor:g}, but the positions are stretched already (rope type {rope.kind!r}, factor {rope.factor:g}); "
             "leave yarn out"
         )
-    original = raw.get("original_max_position_embeddings") or window
+    original = raw.get(_ORIGINAL) or window
     if original != window:
         raise ValueError(
-            f"yarn is {factor:g}, but original_max_position_embeddings {original!r} differs from max_position_embeddings "
+            f"yarn is {factor:g}, but {_ORIGINAL} {original!r} differs from max_position_embeddings "
             f"{window}, so the window is stretched already; leave yarn out"
         )
-    yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": window}
+    yarn = {"rope_type": "yarn", "factor": factor, _ORIGINAL: window}
     return raw | {"rope_scaling": (raw.get("rope_scaling") or {}) | yarn}
 
 
 def _parse(raw: dict) -> TransformerConfig:
     family = raw.get("model_type")
     if family not in FAMILIES:
-        raise ValueError(f"model_type {family!r} is not supported; memrl runs {', '.join(FAMILIES)}")
-    raw = _LEFT_OUT[family] | raw
+        raise ValueError(f"model_type {family!r} is not supported; supported: {', '.join(FAMILIES)}")
+    raw = _FAMILY_DEFAULTS[family] | raw
     _refuse_unsupported(raw, family)
     sizes = {ours: _size(raw, theirs) for theirs, ours in _SIZES.items()}
     heads = sizes["num_heads"]
@@ -153,11 +151,11 @@ def _parse(raw: dict) -> TransformerConfig:
     if raw.get("head_dim") is not None:
         head_size = _size(raw, "head_dim")
     elif sizes["hidden_size"] % heads:
-        raise ValueError(f"hidden_size {sizes['hidden_size']} is no multiple of num_attention_heads {heads}")
+        raise ValueError(f"hidden_size {sizes['hidden_size']} is not a multiple of num_attention_heads {heads}")
     else:
         head_size = sizes["hidden_size"] // heads
     if head_size % 2:
-        raise ValueError(f"heads of {head_size} units cannot be rotated; the head size must be even")
+        raise ValueError(f"the head size is {head_size}; it must be even for rotary positions")
     max_positions = _size({"max_position_embeddings": 32768} | raw, "max_position_embeddings")
     rope = _parse_rope(raw, max_positions)
     _refuse_sliding_window(raw, family, sizes["num_layers"], max_positions * rope.factor)
@@ -177,21 +175,21 @@ def _parse(raw: dict) -> TransformerConfig:
 
 def _refuse_unsupported(raw: dict, family: str) -> None:
     if raw.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act {raw['hidden_act']!r} is not supported; memrl runs 'silu'")
+        raise ValueError(f"hidden_act {raw['hidden_act']!r} is not supported; supported: 'silu'")
     if raw.get("quantization_config"):
         raise ValueError("the weights are quantised (quantization_config); use the unquantised checkpoint")
     if family == "llama" and raw.get("mlp_bias"):
-        raise ValueError("mlp_bias is true, but biases in the feed-forward layers are not supported; only false is")
+        raise ValueError("mlp_bias true is not supported; supported: feed-forward layers without biases")
     if raw.get("partial_rotary_factor") not in (None, 1):
         found = raw["partial_rotary_factor"]
-        raise ValueError(f"partial_rotary_factor {found!r} is not supported; memrl rotates whole heads (1.0)")
+        raise ValueError(f"partial_rotary_factor {found!r} is not supported; supported: rotating whole heads (1.0)")
     for key in ("num_experts", "num_local_experts", "n_routed_experts"):
         if raw.get(key):
             raise ValueError(f"mixtures of experts are not supported ({key} is {raw[key]!r}); use a dense model")
 
 
 def _parse_rope(raw: dict, max_positions: int) -> RopeConfig:
-    # Qwen advises to add rope_scaling by hand for long texts, so it may stand beside transformers 5's key.
+    # Qwen's model cards advise to add rope_scaling for long texts, so it may occur besides transformers 5's key.
     settings: dict = {}
     for key in ("rope_parameters", "rope_scaling"):
         given = raw.get(key) or {}
@@ -205,44 +203,28 @@ def _parse_rope(raw: dict, max_positions: int) -> RopeConfig:
         _refuse_unsupported({"partial_rotary_factor": settings.pop("partial_rotary_factor")}, "")
     kind = settings.get("rope_type", "default")
     theta = _number(settings, "rope_theta", _number(raw, "rope_theta", 10_000.0))  # as in transformers
-    rope = RopeConfig(theta=theta, kind=kind)  # an unknown kind is named before its unknown settings are
-    if unknown := sorted(settings.keys() - _ROPE_KEYS):
-        supported = ", ".join(sorted(_ROPE_KEYS))
+    RopeConfig(theta=theta, kind=kind)  # reports an unknown kind before its unknown settings
+    known = {"rope_theta", "rope_type"}.union(*_ROPE_SETTINGS.values())
+    if unknown := sorted(settings.keys() - known):
+        supported = ", ".join(sorted(known))
         raise ValueError(f"rope setting {', '.join(unknown)} is not supported; supported: {supported}")
-    if kind == "default":
-        return rope
-    if "factor" not in settings:
-        raise ValueError(f"rope type {kind!r} needs a factor, for example 4.0")
-    factor = _number(settings, "factor", rope.factor)
-    if kind == "linear":
-        return RopeConfig(theta=theta, kind=kind, factor=factor)
-    original = _number(raw, "original_max_position_embeddings", max_positions)
-    original = int(_number(settings, "original_max_position_embeddings", original))
-    if original < 1:
-        raise ValueError(f"original_max_position_embeddings must be a positive number of tokens, found {original}")
-    scaled = RopeConfig(theta=theta, kind=kind, factor=factor, original_max_position_embeddings=original)
-    if kind == "llama3":
-        for key in ("low_freq_factor", "high_freq_factor"):
-            if key not in settings:
-                raise ValueError(f"rope type 'llama3' needs a {key}, for example {getattr(rope, key)}")
-        return replace(
-            scaled,
-            low_freq_factor=_number(settings, "low_freq_factor", None),
-            high_freq_factor=_number(settings, "high_freq_factor", None),
-        )
-    return replace(
-        scaled,
-        beta_fast=_number(settings, "beta_fast", rope.beta_fast),
-        beta_slow=_number(settings, "beta_slow", rope.beta_slow),
-        attention_factor=_number(settings, "attention_factor", None),
-        truncate=bool(settings.get("truncate", True)),
-    )
+    values: dict[str, Any] = {}
+    for name in _ROPE_SETTINGS[kind]:
+        if name in settings:
+            values[name] = bool(settings[name]) if name == "truncate" else _number(settings, name)
+        elif name in _ROPE_REQUIRED:
+            raise ValueError(f"rope type {kind!r} needs a {name}, for example {_ROPE_REQUIRED[name]}")
+    if _ORIGINAL in _ROPE_SETTINGS[kind]:
+        values[_ORIGINAL] = int(values.get(_ORIGINAL, _number(raw, _ORIGINAL, max_positions)))
+        if values[_ORIGINAL] < 1:
+            raise ValueError(f"{_ORIGINAL} must be a positive number of tokens, found {values[_ORIGINAL]}")
+    return RopeConfig(theta=theta, kind=kind, **values)
 
 
 def _refuse_sliding_window(raw: dict, family: str, num_layers: int, longest: float) -> None:
-    """ValueError where some layer's window is shorter than the longest text, `longest` tokens."""
-    window = _number(raw, "sliding_window", None)
-    if family == "llama" or window is None or window >= longest:  # transformers' Llama knows no windows
+    """ValueError if a layer's window is shorter than the longest text, `longest` tokens."""
+    window = _number(raw, "sliding_window", math.inf)
+    if family == "llama" or window >= longest:  # transformers' Llama ignores sliding_window
         return
     if family == "mistral":
         raise ValueError(
@@ -252,11 +234,11 @@ def _refuse_sliding_window(raw: dict, family: str, num_layers: int, longest: flo
     if not raw.get("use_sliding_window"):
         return
     layer_types = raw.get("layer_types")
-    if layer_types is not None:
-        slides = "sliding_attention" in layer_types
+    if layer_types is None:
+        has_window = _number(raw, "max_window_layers", 28) < num_layers
     else:
-        slides = _number(raw, "max_window_layers", 28) < num_layers
-    if slides:
+        has_window = "sliding_attention" in layer_types
+    if has_window:
         raise ValueError(
             f"sliding-window attention (window {window:.0f}) is not supported; "
             "set use_sliding_window to false to attend to everything"
@@ -266,12 +248,12 @@ def _refuse_sliding_window(raw: dict, family: str, num_layers: int, longest: flo
 def _size(raw: dict, key: str) -> int:
     value = raw.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        found = repr(value) if key in raw else "nothing"
-        raise ValueError(f"{key} must be a positive whole number, found {found}")
+        found = f"found {value!r}" if key in raw else "but it is missing"
+        raise ValueError(f"{key} must be a positive whole number, {found}")
     return value
 
 
-def _number(raw: dict, key: str, default: float | None) -> float | None:
+def _number(raw: dict, key: str, default: float = 0.0) -> float:
     value = raw.get(key)
     if value is None:
         return default
@@ -281,7 +263,7 @@ def _number(raw: dict, key: str, default: float | None) -> float | None:
 
 
 def config_to_json(config: TransformerConfig, dtype: str) -> dict:
-    """What config.json should say of a model whose weights are stored as dtype ("bfloat16", ...)."""
+    """The contents of config.json for a model whose weights are stored as dtype ("bfloat16", ...)."""
     raw = {
         "architectures": [_ARCHITECTURES[config.family]],
         "model_type": config.family,
@@ -306,7 +288,7 @@ def config_to_json(config: TransformerConfig, dtype: str) -> dict:
 
 def _family_to_json(config: TransformerConfig) -> dict:
     no_window = {"use_sliding_window": False, "sliding_window": None, "max_window_layers": config.num_layers}
-    # transformers would otherwise fill in ids of Llama's own vocabulary, and generation would stop at its id 2.
+    # Otherwise transformers uses the ids of Llama's vocabulary, and generation stops at id 2.
     no_ids = {"bos_token_id": None, "eos_token_id": None}
     return {
         "qwen2": no_window,
@@ -319,15 +301,6 @@ def _family_to_json(config: TransformerConfig) -> dict:
 def _rope_to_json(rope: RopeConfig) -> dict | None:
     if rope.kind == "default":
         return None
-    settings = {"rope_type": rope.kind, "type": rope.kind, "factor": rope.factor}
-    if rope.kind == "llama3":
-        settings["original_max_position_embeddings"] = rope.original_max_position_embeddings
-        settings["low_freq_factor"], settings["high_freq_factor"] = rope.low_freq_factor, rope.high_freq_factor
-    if rope.kind == "yarn":
-        settings["original_max_position_embeddings"] = rope.original_max_position_embeddings
-        settings["beta_fast"], settings["beta_slow"] = rope.beta_fast, rope.beta_slow
-        if rope.attention_factor is not None:
-            settings["attention_factor"] = rope.attention_factor
-        if not rope.truncate:
-            settings["truncate"] = False
-    return settings
+    values = {name: getattr(rope, name) for name in _ROPE_SETTINGS[rope.kind]}
+    written = {name: value for name, value in values.items() if name not in _ROPE_OPTIONAL or value != _ROPE_OPTIONAL[name]}
+    return {"rope_type": rope.kind, "type": rope.kind} | written

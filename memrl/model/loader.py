@@ -1,7 +1,7 @@
-"""Hugging Face model folders in; safetensors only, nothing is ever unpickled.
+"""Load Hugging Face model folders; safetensors only, nothing is unpickled.
 
-Loading goes tensor by tensor, each into the memory that keeps it, on the device where it is wanted: it takes the memory of the
-weights themselves and a buffer of `weights.BUFFER_BYTES`.
+Each tensor is read directly into its final memory, on its device, so loading needs the memory of the weights and one buffer of
+`weights.BUFFER_BYTES`.
 """
 
 import time
@@ -15,23 +15,12 @@ from torch import Tensor
 
 from memrl.model.attention_context import PackedContext
 from memrl.model.hf_config import CheckpointError, dtype_named, read_config, read_json, read_raw_config
-from memrl.model.saver import EMBEDDING, INDEX, OUTPUT, SINGLE, first_few, save_model, save_state
+from memrl.model.saver import EMBEDDING, INDEX, OUTPUT, SINGLE, first_few
 from memrl.model.transformer import Transformer, TransformerConfig, meta_model
 from memrl.model.weights import AGAIN, StoredTensor, WeightReader, list_tensors
 from memrl.utils.progress import Progress
 
-__all__ = [
-    "CheckpointError",
-    "describe_model",
-    "from_scratch",
-    "load_model",
-    "logits_of",
-    "read_config",
-    "save_model",
-    "save_state",
-]
-
-PATIENCE_SECONDS = 2.0  # loading that takes no longer needs no progress bar
+PATIENCE_SECONDS = 2.0  # a progress bar appears if loading takes longer
 
 
 def load_model(
@@ -41,18 +30,19 @@ def load_model(
 
     Args:
         path: a folder with config.json and model.safetensors, or with shards and their index.
-        dtype: of the weights in memory, "float32", "bfloat16" or "float16"; "auto" for config.json's.
-        progress: show how far it is, on standard error, where loading takes longer than two seconds.
-        yarn: stretch the positions for longer texts, as in `read_config`; 0 leaves them as they are.
+        dtype: dtype of the weights in memory, "float32", "bfloat16" or "float16"; "auto" uses config.json's.
+        progress: show a progress bar on standard error if loading takes longer than two seconds.
+        yarn: stretch the positions for longer texts, as in `read_config`; 0 leaves them unchanged.
 
-    Raises CheckpointError (a ValueError): one line that names the file or tensor at fault and the fix.
+    Raises:
+        CheckpointError (a ValueError): one line that names the file or tensor at fault and the fix.
     """
     model, stored = empty_model(path, dtype, yarn)
     return fill_model(model, stored, lambda name: device, progress)
 
 
 def empty_model(path: str | Path, dtype: str, yarn: float = 0.0) -> tuple[Transformer, dict[str, StoredTensor]]:
-    """A model on the meta device, in the dtype that it will have, and where each of its tensors lies on disk."""
+    """A model on the meta device, in its final dtype, and the location of each of its tensors on disk."""
     folder = Path(path)
     config = read_config(folder, yarn)
     target = dtype_named(dtype, read_raw_config(folder))
@@ -66,7 +56,7 @@ def fill_model(
     device_of: Callable[[str], torch.device | str],
     progress: bool = False,
 ) -> Transformer:
-    """Read the weights of an empty model; those whose device is "disk" stay where they are and on meta."""
+    """Read the weights of an empty model; those whose device is "disk" are not read and stay on the meta device."""
     wanted = [tensor for name, tensor in stored.items() if device_of(name) != "disk"]
     tied = model.config.tie_word_embeddings
     state: dict[str, Tensor] = {}
@@ -87,10 +77,10 @@ def fill_model(
 
 
 def from_scratch(config: TransformerConfig, seed: int, dtype: str = "float32") -> Transformer:
-    """A randomly initialised model; the weights are a function of config and seed alone, rounded to dtype."""
+    """A randomly initialised model; its weights depend on config and seed alone and are rounded to dtype."""
     model = meta_model(config)
     model.to_empty(device="cpu")
-    model.tie_weights()  # to_empty gives every module a tensor of its own
+    model.tie_weights()  # to_empty gives every module a separate tensor
     model.init_weights(torch.Generator().manual_seed(seed))
     return model.to(dtype_named(dtype, {}))
 
@@ -107,7 +97,7 @@ def logits_of(model: Transformer, ids: list[int]) -> Tensor:
 def describe_model(model: Transformer, seconds: float | None = None) -> str:
     """One line for people: "qwen2 7.62 B parameters, bfloat16, 14.2 GiB"; with seconds, "loaded ... in 8.1 s".
 
-    Where the layers compute is named for a model on several devices, and how much of it is offloaded.
+    For a model on several devices it names the devices of the layers and the size of the offloaded part.
     """
     parameters = list(model.parameters())
     count = sum(p.numel() for p in parameters)
@@ -129,7 +119,7 @@ def _size(num_bytes: int) -> str:
 
 @contextmanager
 def _shown(total_bytes: int, wanted: bool) -> Iterator[Callable[[int], None]]:
-    """Yields what to tell of every number of bytes read; a progress bar appears when patience has run out."""
+    """Yields a function to call with the size of every part read; shows a progress bar after PATIENCE_SECONDS."""
     done, began = 0, time.monotonic()
     with ExitStack() as stack:
         bar: Progress | None = None
@@ -169,33 +159,25 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _locate(folder: Path, model: Transformer) -> dict[str, StoredTensor]:
-    """The stored tensors by name, file by file; CheckpointError unless they are exactly the model's."""
+    """The stored tensors by name, in file order; CheckpointError unless names and shapes are exactly the model's."""
     expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     stored: dict[str, StoredTensor] = {}
     for file in _weight_files(folder):
         for tensor in list_tensors(file):
-            # Frequencies are computed; old checkpoints store them as well.
+            # Old checkpoints also store the rotary frequencies, which are computed here.
             if tensor.name not in stored and not tensor.name.endswith("rotary_emb.inv_freq"):
                 stored[tensor.name] = tensor
-    found = {name: list(tensor.shape) for name, tensor in stored.items()}
-    missing = expected.keys() - found.keys()
+    missing = expected.keys() - stored.keys()
     if model.config.tie_word_embeddings and len(missing & {EMBEDDING, OUTPUT}) == 1:
         missing -= {EMBEDDING, OUTPUT}
     wrong = [
-        f"{name} (found {shape}, expected {expected[name]})"
-        for name, shape in sorted(found.items())
-        if name in expected and shape != expected[name]
+        f"{name} (found {list(tensor.shape)}, expected {expected[name]})"
+        for name, tensor in sorted(stored.items())
+        if name in expected and list(tensor.shape) != expected[name]
     ]
-    problems = [
-        f"{what} {first_few(names)}"
-        for what, names in (
-            ("missing", sorted(missing)),
-            ("unexpected", sorted(found.keys() - expected.keys())),
-            ("wrong shape of", wrong),
-        )
-        if names
-    ]
-    if problems:
+    unexpected = sorted(stored.keys() - expected.keys())
+    faults = (("missing", sorted(missing)), ("unexpected", unexpected), ("wrong shape of", wrong))
+    if problems := [f"{what} {first_few(names)}" for what, names in faults if names]:
         raise CheckpointError(f"the weights in {folder} do not fit its config.json: {'; '.join(problems)}")
     return stored
 

@@ -1,9 +1,9 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685): small trained matrices beside linear layers whose own weights stay as they are.
+"""Low-rank adapters (LoRA, arXiv 2106.09685): small trained matrices added to linear layers whose own weights are frozen.
 
     y = W x + b + (alpha / rank) B A x        A [rank, in], B [out, rank]; eq. 3 of the paper
 
-B starts at zero, so a fresh adapter changes nothing. The weights keep the names that they have without adapters, and the
-adapters' names are the layer's with `.lora_A` and `.lora_B`.
+B starts at zero, so a new adapter does not change the output. The weights keep their names; the adapters' names are the layer's
+with `.lora_A` and `.lora_B` appended.
 """
 
 import json
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from memrl.model.transformer import Transformer
 from memrl.utils.files import sync_path, write_whole
 
-# Makes parameters whole for the length of a `with` block, where ranks hold parts of them.
+# Gathers parameters that are partitioned over ranks, for the duration of a `with` block.
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager]
 
 
@@ -30,15 +30,17 @@ def _already_whole(parameters: list[nn.Parameter]) -> AbstractContextManager:
 
 
 class LoraLinear(nn.Module):
-    """A linear layer with an adapter; takes over the layer's parameters. Input [..., in], output [..., out]."""
+    """A linear layer with an adapter, sharing the given layer's parameters. Input [..., in], output [..., out]."""
 
-    # No subclass of nn.Linear: whatever rearranges the weights of those would lose the adapter without a word.
+    bias: nn.Parameter | None
+
+    # Not a subclass of nn.Linear: code that replaces linear layers would silently drop the adapter.
     def __init__(self, linear: nn.Linear, rank: int, alpha: float, generator: torch.Generator):
         super().__init__()
         self.weight = linear.weight
         self.register_parameter("bias", linear.bias)
-        # Uniform within 1 / sqrt(in), peft's start: Kaiming's with a = sqrt(5), bound = sqrt(6 / ((1 + a^2) in)).
-        # Drawn in fp32 on the CPU, so that the start depends neither on the device nor, but for rounding, on the type.
+        # Uniform within 1 / sqrt(in), as in peft: Kaiming's with a = sqrt(5), bound = sqrt(6 / ((1 + a^2) in)).
+        # Drawn in fp32 on the CPU, so that it depends neither on the device nor, apart from rounding, on the dtype.
         bound = 1 / math.sqrt(linear.in_features)
         start = torch.empty(rank, linear.in_features).uniform_(-bound, bound, generator=generator)
         self.lora_A = nn.Parameter(start.to(self.weight.device, self.weight.dtype))
@@ -57,39 +59,41 @@ class LoraLinear(nn.Module):
 
     @torch.no_grad()
     def merged_weight(self) -> Tensor:
-        """W + (alpha / rank) B A in W's type, [out, in]; summed in fp32 and rounded once."""
+        """W + (alpha / rank) B A in W's dtype, [out, in]; summed in fp32 and rounded once."""
         return torch.addmm(self.weight.float(), self.lora_B.float(), self.lora_A.float(), alpha=self.scale).to(self.weight.dtype)
 
 
 def add_adapters(model: Transformer, rank: int, alpha: float, seed: int) -> None:
-    """Put an adapter beside every linear layer of attention and feed-forward, in place, and freeze everything else.
+    """Add an adapter to every linear layer of attention and feed-forward, in place, and freeze all other weights.
 
-    The embedding and the output layer get none. A model whose weights are partitioned (ZeRO-3) will do; the adapters are whole on
-    each rank, the same on all, until DeepSpeed takes the model.
+    The embedding and the output layer get none. The model's weights may be partitioned (ZeRO-3); the adapters are created whole
+    and equal on every rank, until DeepSpeed partitions them.
 
     Args:
         rank: rows of A and columns of B.
         alpha: the adapters' output is multiplied by alpha / rank.
-        seed: A is a function of it and the model's shape alone.
+        seed: determines A, together with the model's shape.
 
     Raises:
         ValueError: the model has adapters already.
     """
     if _adapted(model):
-        raise ValueError("the model has adapters already; merge them first, or load the model anew")
+        raise ValueError("the model has adapters already; merge them first, or load the model again")
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
-    for layer in model.model.layers:
-        for parent in (layer.self_attn, layer.mlp):
-            for name, child in list(parent.named_children()):
-                if isinstance(child, nn.Linear):
-                    setattr(parent, name, LoraLinear(child, rank, alpha, generator))
+    layers = model.model.layers
+    for name, module in list(layers.named_modules()):
+        if isinstance(module, nn.Linear):
+            parent, _, child = name.rpartition(".")
+            setattr(layers.get_submodule(parent), child, LoraLinear(module, rank, alpha, generator))
 
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """The model without its adapters' contribution: exactly its base. Not to be left between a forward pass and its backward
-    where layers are recomputed, for they are recomputed as the model is then."""
+    """Disable the adapters, so that the model is exactly its base.
+
+    With activation checkpointing the backward pass must run inside as well, because it recomputes the layers.
+    """
     layers = [module for _, module in _adapted(model)]
     for layer in layers:
         layer.enabled = False
@@ -101,15 +105,15 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def merged_weights(model: nn.Module, gathered: Gather = _already_whole) -> Iterator[tuple[str, Tensor]]:
-    """Every weight under the name that it has without adapters, adapters merged, one at a time; tied ones come once.
+    """Every weight with adapters merged, one at a time, under its name without adapters; tied weights are yielded once.
 
     In bf16 a merged weight is rounded to bf16, so the merged model differs from the adapted one by that rounding.
 
     Args:
-        gathered: makes the given parameters whole where ranks hold parts of them. All ranks then iterate together.
+        gathered: gathers parameters that are partitioned over ranks. All ranks have to iterate together.
 
     Yields:
-        (name, tensor); the tensor is only good until the next one is asked for.
+        (name, tensor); the tensor is valid until the next iteration.
     """
     layers = {id(module.weight): module for _, module in _adapted(model)}
     adapters = {id(parameter) for module in layers.values() for parameter in (module.lora_A, module.lora_B)}
@@ -126,12 +130,12 @@ def merged_weights(model: nn.Module, gathered: Gather = _already_whole) -> Itera
 
 
 def save_adapter(model: nn.Module, folder: Path | None, gathered: Gather = _already_whole, base: str | None = None) -> None:
-    """Write the adapters alone, as peft's `PeftModel.from_pretrained` reads them: adapter_model.safetensors, adapter_config.json.
+    """Write only the adapters, in the format of peft's `PeftModel.from_pretrained`.
 
     Args:
-        folder: made if need be; None on ranks that only take part in the gathering.
+        folder: gets adapter_model.safetensors and adapter_config.json; None on ranks that only take part in gathering.
         gathered: as for `merged_weights`.
-        base: path or name of the base model, for peft's record.
+        base: path or name of the base model, recorded in adapter_config.json.
 
     Raises:
         ValueError: the model has no adapters.
@@ -173,8 +177,8 @@ def _peft_config(layers: list[tuple[str, LoraLinear]], base: str | None) -> dict
 
 def _write(folder: Path, tensors: dict[str, Tensor], config: dict) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    target, fresh = folder / "adapter_model.safetensors", folder / ".adapter_model.safetensors.new"
-    save_file(tensors, fresh, metadata={"format": "pt"})
-    sync_path(fresh)
-    os.replace(fresh, target)
+    target, temporary = folder / "adapter_model.safetensors", folder / ".adapter_model.safetensors.new"
+    save_file(tensors, temporary, metadata={"format": "pt"})
+    sync_path(temporary)
+    os.replace(temporary, target)
     write_whole(folder / "adapter_config.json", json.dumps(config, indent=2) + "\n")

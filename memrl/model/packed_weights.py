@@ -1,4 +1,4 @@
-"""A model that only generates, with its weights laid out for that."""
+"""Pack the weights of a model that only generates, for faster matrix products on the CPU."""
 
 from torch import Tensor, nn
 
@@ -7,6 +7,8 @@ from memrl.model.transformer import OutputLayer, Transformer
 
 
 class PackedLinear(nn.Module):
+    """A linear layer with a packed weight; see `kernels/packed_linear.py`."""
+
     def __init__(self, linear: nn.Linear):
         super().__init__()
         self.bias = linear.bias
@@ -17,17 +19,19 @@ class PackedLinear(nn.Module):
 
 
 class PackedOutput(PackedLinear):
-    def forward(self, hidden: Tensor, targets: Tensor | None = None, temperature: float = 1.0) -> Tensor:
+    """The output layer with a packed weight; logits only."""
+
+    def forward(self, x: Tensor, targets: Tensor | None = None, temperature: float = 1.0) -> Tensor:
         if targets is not None:
             raise RuntimeError("packed weights give logits only; load the model without packing for log-probabilities")
-        return super().forward(hidden).float()
+        return super().forward(x).float()
 
 
 def pack_weights(model: Transformer) -> bool:
-    """Pack every linear layer in place, one at a time, and forget the plain weights; whether that was possible.
+    """Pack every linear layer in place, one at a time; returns False, without changes, if the weights cannot be packed.
 
-    Only for generating: the model can be neither trained nor saved afterwards. It takes the same memory, but that a tied output
-    layer becomes a copy of its own.
+    The model can then only generate: it can be neither trained nor saved. The memory stays the same, except that a tied output
+    layer becomes a separate copy.
     """
     linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not all(can_pack(module.weight) for _, module in linears):

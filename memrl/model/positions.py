@@ -1,4 +1,4 @@
-"""Rotary position angles (Su et al., arXiv 2104.09864) and the ways of stretching them over longer texts.
+"""Rotary position angles (Su et al., arXiv 2104.09864) and the methods to stretch them for longer texts.
 
     default   w_i = theta^(-2i/D)                                            i = 0 .. D/2 - 1
     linear    w_i / factor                      position interpolation (Chen et al., arXiv 2306.15595)
@@ -6,7 +6,7 @@
                                                 (Peng et al., arXiv 2309.00071)
     llama3    between the two, by wavelength    Llama 3.1 (Grattafiori et al., arXiv 2407.21783, and Meta's release)
 
-The token at position p turns pair i of every head by the angle p * w_i. `kernels/rope.py` does the turning.
+At position p, pair i of every head is rotated by the angle p * w_i; `kernels/rope.py` applies the rotation.
 """
 
 import math
@@ -20,20 +20,20 @@ ROPE_KINDS = ("default", "linear", "yarn", "llama3")
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """How positions become angles.
+    """The map from positions to angles.
 
     Attributes:
         theta: base of the frequencies' geometric sequence.
-        kind: one of ROPE_KINDS; the default has no use for the fields below.
-        factor: how many times longer than in pretraining a text may be.
+        kind: one of ROPE_KINDS; "default" ignores the fields below.
+        factor: ratio of the longest text to pretraining's longest text.
         original_max_position_embeddings: pretraining's longest text, in tokens (yarn, llama3).
-        beta_fast: pairs that turn more often than this over the original length keep their frequency (yarn).
-        beta_slow: pairs that turn less often than this are slowed by the whole factor (yarn).
-        attention_factor: multiplies cos and sin, so attention scores by its square; None for YaRN's own
-            0.1 ln(factor) + 1 (yarn).
-        truncate: round the two pair numbers that the betas stand for outwards to integers (yarn).
-        low_freq_factor: pairs that turn less often than this over the original length are slowed by the whole factor (llama3).
-        high_freq_factor: pairs that turn more often than this keep their frequency (llama3).
+        beta_fast: pairs with more rotations than this over the original length keep their frequency (yarn).
+        beta_slow: pairs with fewer rotations than this are slowed by the full factor (yarn).
+        attention_factor: multiplies cos and sin, so attention scores by its square; None uses YaRN's own 0.1 ln(factor) + 1
+            (yarn).
+        truncate: round the pair indices that belong to the betas outwards to integers (yarn).
+        low_freq_factor: pairs with fewer rotations than this over the original length are slowed by the full factor (llama3).
+        high_freq_factor: pairs with more rotations than this keep their frequency (llama3).
     """
 
     theta: float = 1e6
@@ -62,7 +62,7 @@ class RopeConfig:
 
     @property
     def attention_scaling(self) -> float:
-        """What cos and sin are multiplied by: YaRN's sqrt(1/t) = 0.1 ln(factor) + 1, for other kinds 1."""
+        """The factor on cos and sin: YaRN's sqrt(1/t) = 0.1 ln(factor) + 1; 1 for other kinds."""
         if self.kind != "yarn":
             return 1.0
         if self.attention_factor is not None:
@@ -77,8 +77,8 @@ def rope_inverse_frequencies(rope: RopeConfig, head_size: int) -> Tensor:
     """
     if head_size % 2:
         raise ValueError(f"rotary positions need an even head size, got {head_size}")
-    # NOTE: the device is explicit, or a model built on the meta device would have no frequencies; the range
-    # is of integers, for DeepSpeed's zero.Init casts what float constructors return to the weights' dtype.
+    # The device is explicit, because a model built on the meta device would otherwise have no frequencies. The range is integer,
+    # because DeepSpeed's zero.Init casts the results of float constructors to the weights' dtype.
     pair = torch.arange(0, head_size, 2, device="cpu")
     wavelengths = rope.theta ** (pair.float() / head_size)
     unscaled = 1.0 / wavelengths
@@ -94,15 +94,15 @@ def rope_inverse_frequencies(rope: RopeConfig, head_size: int) -> Tensor:
 
 
 def _yarn_kept(rope: RopeConfig, head_size: int) -> Tensor:
-    """How much of its own frequency each pair keeps, from 1 (fast pairs) to 0 (slow pairs): fp32 [D/2].
+    """The weight of each pair's own frequency, from 1 (fast pairs) to 0 (slow pairs): fp32 [D/2].
 
-    This is the paper's gamma, but linear in the pair's number, where the paper has it linear in the number of
-    turns: the code that YaRN's authors released does so, and transformers and vLLM after it.
+    This is the paper's gamma, but linear in the pair index instead of the number of rotations, as in the code that YaRN's
+    authors released, and in transformers and vLLM.
     """
 
-    def pair_with(turns: float) -> float:
-        # The i whose w_i makes `turns` turns over the original length L: L theta^(-2i/D) = 2 pi turns.
-        ratio = rope.original_max_position_embeddings / (2 * math.pi * turns)
+    def pair_with(rotations: float) -> float:
+        # The i whose w_i makes this many rotations over the original length L: L theta^(-2i/D) = 2 pi rotations.
+        ratio = rope.original_max_position_embeddings / (2 * math.pi * rotations)
         return head_size * math.log(ratio) / (2 * math.log(rope.theta))
 
     low, high = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
@@ -124,14 +124,14 @@ def _llama3_kept(rope: RopeConfig, frequencies: Tensor) -> Tensor:
 def rope_angles(inverse_frequencies: Tensor, positions: Tensor, rope: RopeConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin of every position's angles.
 
-    The product and its cosine are fp32 whatever dtype is: bf16 cannot tell position 257 from 256.
+    The product and its cosine are fp32 for every dtype: bf16 cannot distinguish position 257 from 256.
 
     Args:
         inverse_frequencies: fp32 [D/2].
         positions: int64 [T]; the result is on its device.
 
     Returns:
-        cos, sin: [T, D] in dtype, the D/2 angles written twice, YaRN's attention scaling multiplied in.
+        cos, sin: [T, D] in dtype, the D/2 values repeated once, times YaRN's attention scaling.
     """
     angles = positions[:, None].float() * inverse_frequencies.to(positions.device)
     angles = torch.cat((angles, angles), dim=-1)

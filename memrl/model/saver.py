@@ -1,11 +1,11 @@
-"""Models out: Hugging Face folders that load_model and transformers read as they are.
+"""Save models as Hugging Face folders that `load_model` and transformers can load.
 
-Writing goes tensor by tensor and takes the memory of one shard.
+Tensors are written one by one; saving needs the memory of one shard.
 """
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -28,18 +28,18 @@ def save_model(
     max_shard_bytes: int = SHARD_BYTES,
     finish: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write a folder that `load_model` and transformers load as it is, in the model's own dtype.
+    """Write a folder that `load_model` and transformers can load, in the model's own dtype.
 
     Args:
-        tokenizer: a Hugging Face tokenizer or memrl's, saved along with its stop ids; None to leave it out.
+        tokenizer: a Hugging Face tokenizer or memrl's, saved with its stop ids; None saves no tokenizer.
 
-    Arguments, guarantees and errors otherwise as for `save_state`.
+    The other arguments, guarantees and errors are those of `save_state`.
     """
-    save_state(model.state_dict(), model.config, str(model.dtype), path, tokenizer, max_shard_bytes, finish)
+    save_state(model.state_dict().items(), model.config, str(model.dtype), path, tokenizer, max_shard_bytes, finish)
 
 
 def save_state(
-    tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
+    tensors: Iterable[tuple[str, Tensor]],
     config: TransformerConfig,
     dtype: str,
     path: str | Path,
@@ -47,31 +47,30 @@ def save_state(
     max_shard_bytes: int = SHARD_BYTES,
     finish: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write a Hugging Face folder from parameters that come one at a time, say gathered from ZeRO-3 ranks.
+    """Write a Hugging Face folder from an iterator of parameters, for example gathered from ZeRO-3 ranks.
 
-    The folder appears whole or not at all: it is written under another name beside `path`, flushed to disk
-    and renamed. A model that it replaces is moved aside to `.NAME.old` for that instant and deleted after it,
-    so one of the two is complete whenever the machine stops.
+    The folder appears whole or not at all: it is written under another name next to `path`, flushed to disk and renamed. A model
+    that it replaces is moved to `.NAME.old` before the rename and deleted after it, so one of the two is complete whenever the
+    machine stops.
 
     Args:
-        tensors: every parameter by name, or (name, tensor) pairs in any order. Each is copied before the next
-            is asked for. The output layer of a tied model is left out.
-        dtype: "float32", "bfloat16" or "float16", what the weights are stored as.
-        max_shard_bytes: one file's limit; more becomes several files and an index.
-        finish: writes further files into the folder that it is given, before the folder appears under its name.
+        tensors: (name, tensor) pairs of all parameters, in any order. Each is copied before the next iteration. The output layer
+            of a tied model is skipped.
+        dtype: dtype of the stored weights, "float32", "bfloat16" or "float16".
+        max_shard_bytes: size limit of one file; larger models become several files and an index.
+        finish: called with the temporary folder before the rename, to write further files into it.
 
-    Raises CheckpointError for a `path` that holds something other than a model, and for tensors that are not
-    the config's; nothing has changed at `path` then.
+    Raises:
+        CheckpointError: `path` holds something other than a model, or the tensors are not the config's. `path` is unchanged then.
     """
     target = Path(path).resolve()
     _refuse_to_replace(target)
-    fresh, old = target.parent / f".{target.name}.new", target.parent / f".{target.name}.old"
+    fresh, old = target.with_name(f".{target.name}.new"), target.with_name(f".{target.name}.old")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     try:
-        pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
         stored = dtype_named(dtype, {})
-        _write_weights(pairs, config, stored, fresh, max_shard_bytes)
+        _write_weights(tensors, config, stored, fresh, max_shard_bytes)
         raw = config_to_json(config, str(stored).removeprefix("torch."))
         if tokenizer is not None:
             raw |= _write_tokenizer(tokenizer, fresh)
@@ -96,7 +95,7 @@ def save_state(
 
 
 def first_few(names: list[str], limit: int = 3) -> str:
-    """The first few names and how many there are in all."""
+    """The first few names, and their total number if there are more."""
     listed = ", ".join(names[:limit])
     return listed if len(names) <= limit else f"{listed}, ... ({len(names)} in all)"
 
@@ -107,7 +106,7 @@ def _refuse_to_replace(target: Path) -> None:
     entries = list(target.iterdir()) if target.is_dir() else [target]
     is_model = (target / "config.json").is_file() and all(entry.is_file() for entry in entries)
     if entries and not is_model:
-        raise CheckpointError(f"{target} exists and is no model folder, so it is not replaced; choose another path")
+        raise CheckpointError(f"{target} exists and is not a model folder, so it is not replaced; choose another path")
 
 
 def _write_weights(
@@ -129,17 +128,16 @@ def _write_weights(
         if config.tie_word_embeddings and name == OUTPUT:
             continue
         if expected.get(name) != tensor.shape:
-            raise CheckpointError(f"{name} {list(tensor.shape)} is not a parameter of this config's model")
+            raise CheckpointError(f"{name} {list(tensor.shape)} is not a parameter of a model with this config")
         size = tensor.numel() * dtype.itemsize
         if shard and shard_bytes + size > limit:
             write()
             shard_bytes = 0
-        # Always a copy: the caller may free or reuse the tensor as soon as it hands over the next.
+        # Always a copy: the caller may free or reuse the tensor in its next iteration.
         shard[name] = torch.empty(tensor.shape, dtype=dtype).copy_(tensor.detach())
         shard_bytes, total_bytes = shard_bytes + size, total_bytes + size
     write()
-    missing = sorted(expected.keys() - {name for names in shards for name in names})
-    if missing:
+    if missing := sorted(expected.keys() - {name for names in shards for name in names}):
         raise CheckpointError(f"the model cannot be saved without {first_few(missing)}")
     _name_shards(folder, shards, total_bytes)
 
@@ -170,7 +168,7 @@ def _write_tokenizer(tokenizer, folder: Path) -> dict:
 
 
 def _name_generic_class(file: Path) -> None:
-    """Write transformers 4's name of the class that tokenizer.json alone defines: version 5 knows both names, 4 only its own."""
+    """Write transformers 4's name of the generic tokenizer class: version 5 knows both names, version 4 only its own."""
     config = read_json(file)
     if config.get("tokenizer_class") == "TokenizersBackend":
         _write_json(file, config | {"tokenizer_class": "PreTrainedTokenizerFast"})

@@ -1,20 +1,21 @@
-"""The decoder from scratch: the one model definition that sampling and training share.
+"""The decoder-only transformer, implemented from scratch and used for both sampling and training.
 
 A pre-norm decoder with rotary positions, grouped-query attention, a SwiGLU feed-forward layer and an output layer that may be
 tied to the embedding. The families differ in the attention alone:
 
     qwen2 (Qwen2, Qwen2.5)           biases on q, k and v
-    qwen3                            q and k normalised head by head before they are rotated
+    qwen3                            RMS norm of q and k per head, before the rotation
     llama (Llama 2 and 3, SmolLM2)   neither
     mistral                          neither
 
-qwen3 and llama checkpoints may ask for biases on q, k, v and o besides. Parameter names are those of Hugging Face, so a
-checkpoint's names need no map.
+qwen3 and llama checkpoints may also have biases on q, k, v and o. Parameter names are Hugging Face's, so checkpoints load without
+a name map.
 
-Tokens always come packed: one dimension [T], sequences end to end, never padded. Shape legend in `kernels/__init__.py`.
+Tokens are always packed: one dimension [T], sequences end to end, never padded. Shape legend in `kernels/README.md`.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ class TransformerConfig:
 
     Attributes:
         family: one of FAMILIES, config.json's model_type.
-        attention_bias: biases on q, k, v and o, for the families that have the choice: qwen3 and llama.
+        attention_bias: biases on q, k, v and o; only qwen3 and llama have this setting.
     """
 
     vocab_size: int
@@ -137,7 +138,7 @@ class Layer(nn.Module):
 
 
 class Body(nn.Module):
-    """Everything up to the last norm; the name `model` of its instance is what checkpoints expect."""
+    """Everything up to the last norm; checkpoints expect it under the name `model`."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -147,12 +148,12 @@ class Body(nn.Module):
 
 
 class OutputLayer(nn.Linear):
-    """Hidden states to logits or, given targets, straight to their log-probabilities."""
+    """Hidden states to fp32 logits or, given targets, to their log-probabilities and entropies."""
 
-    def forward(self, hidden: Tensor, targets: Tensor | None = None, temperature: float = 1.0):
+    def forward(self, input: Tensor, targets: Tensor | None = None, temperature: float = 1.0) -> Any:
         if targets is None:
-            return super().forward(hidden).float()
-        return token_logprobs(hidden, self.weight, targets, temperature)
+            return super().forward(input).float()
+        return token_logprobs(input, self.weight, targets, temperature)
 
 
 class Transformer(nn.Module):
@@ -163,9 +164,9 @@ class Transformer(nn.Module):
         self.lm_head = OutputLayer(config.hidden_size, config.vocab_size, bias=False)
         self.checkpoint_layers = False  # recompute each layer in the backward pass instead of keeping its activations
         self.tie_weights()
-        # Not a buffer: a buffer would follow .to(bfloat16) and lose the angles of far positions.
+        # Not a buffer: .to(bfloat16) would round it and lose the angles of far positions.
         self.inverse_frequencies = rope_inverse_frequencies(config.rope, config.head_size)
-        # Set where the layers are spread over devices (`device_map.py`); the weights themselves may then lie elsewhere.
+        # Set if the layers are spread over devices (`device_map.py`): the device of each layer's computation.
         self.placement: list[torch.device] | None = None
 
     def tie_weights(self) -> None:
@@ -174,11 +175,11 @@ class Transformer(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where token ids and positions are expected and results come out."""
+        """The device of token ids, positions and results."""
         return self.placement[0] if self.placement else self.model.norm.weight.device
 
     def layer_devices(self) -> list[torch.device]:
-        """Where every layer computes, one entry a layer; offloaded weights are brought there for the layer's turn."""
+        """The device of each layer's computation; offloaded weights are moved there for the layer's turn."""
         return list(self.placement or [self.device] * self.config.num_layers)
 
     @property
@@ -186,7 +187,7 @@ class Transformer(nn.Module):
         return self.model.norm.weight.dtype
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Normal weights of the config's `initializer_range`, zero biases, unit norms: a reproducible random start."""
+        """Initialise reproducibly: normal weights with std `initializer_range`, zero biases, unit norms."""
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -207,20 +208,20 @@ class Transformer(nn.Module):
 
         Args:
             ids: int64 [T].
-            context: which tokens see which, and every token's position.
-            select: int64 [N], the tokens whose next-token distribution is wanted; None for all of them. Vocabulary-sized work
-                is done for these alone.
-            targets: int64 [N], the tokens whose log-probabilities are wanted.
-            temperature: divides the logits before the log-softmax; only with targets.
+            context: the attention between tokens, and every token's position.
+            select: int64 [N], indices of the tokens whose next-token distribution is computed; None for all. Vocabulary-sized
+                work is done for these alone.
+            targets: int64 [N], token ids whose log-probabilities are computed.
+            temperature: divides the logits before the log-softmax; only used with targets.
 
         Returns:
-            fp32 logits [N, V]; with targets (log-probabilities [N], entropies [N]).
+            fp32 logits [N, V]; with targets a tuple (log-probabilities [N], entropies [N]).
         """
         x = self.model.embed_tokens(ids)
         self.inverse_frequencies = self.inverse_frequencies.to(x.device)  # copied once, at the first call
         cos, sin = rope_angles(self.inverse_frequencies, context.positions, self.config.rope, x.dtype)
         for layer in self.model.layers:
-            if cos.device != x.device:  # a layer on another device would otherwise fetch them again and again
+            if cos.device != x.device:  # otherwise every layer on another device would copy them
                 cos, sin = cos.to(x.device), sin.to(x.device)
             if self.checkpoint_layers and torch.is_grad_enabled():
                 x = checkpoint(layer, x, cos, sin, context, use_reentrant=False)
@@ -232,13 +233,13 @@ class Transformer(nn.Module):
 
 
 def meta_model(config: TransformerConfig, dtype: torch.dtype = torch.float32) -> Transformer:
-    """A model of shapes alone, to be given its weights."""
+    """A model on the meta device: shapes without weights."""
     with torch.device("meta"), _NoInit():
         return Transformer(config).to(dtype)
 
 
 class _NoInit(TorchFunctionMode):
-    """Leaves out what layers do to their fresh weights: on meta it has no effect, but makes torch import for seconds."""
+    """Skips the initialisation of weights: it has no effect on the meta device, but triggers imports that take seconds."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

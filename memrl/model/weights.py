@@ -1,8 +1,8 @@
-"""Reading the tensors of safetensors files, with next to no memory besides the tensors themselves.
+"""Read the tensors of safetensors files with little memory besides the tensors themselves.
 
-The library maps a file into memory, and the pages that were touched count as the process's own until the map is gone: a loader
-that copies out of it needs every shard twice. Here the bytes go from the file straight into the tensor that keeps them, and
-through a small buffer only where its type or device is another.
+The safetensors library maps a file into memory, and touched pages count as the process's memory until the file is unmapped, so a
+loader that copies from the map needs every shard twice. Here the bytes are read directly into the target tensor, or through a
+small buffer if its dtype or device differs.
 """
 
 import json
@@ -23,7 +23,7 @@ _STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies: `start` counts bytes from the beginning of the file, `dtype` is safetensors' name of it."""
+    """Location of a tensor: `start` in bytes from the beginning of the file, `dtype` as safetensors names it."""
 
     file: Path
     name: str
@@ -34,7 +34,7 @@ class StoredTensor:
 
 
 def list_tensors(file: Path) -> list[StoredTensor]:
-    """What a safetensors file holds, in the order of its bytes; CheckpointError for anything but a whole safetensors file."""
+    """The tensors of a safetensors file, in file order; CheckpointError if the file is not a complete safetensors file."""
     try:
         with safe_open(file, framework="pt", device="cpu"):
             pass  # the library checks the header, the offsets and the file's length
@@ -56,14 +56,14 @@ def list_tensors(file: Path) -> list[StoredTensor]:
 
 
 class WeightReader:
-    """Reads stored tensors one after another through one buffer; `on_bytes` hears of every piece that was read."""
+    """Reads stored tensors one by one through one buffer; `on_bytes` is called with the size of every part read."""
 
     def __init__(self, on_bytes: Callable[[int], None] = lambda count: None):
         self.on_bytes = on_bytes
         self._buffer: Tensor | None = None
 
     def read(self, stored: StoredTensor, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """A tensor of its own, rounded to dtype; raises CheckpointError for quantised values and a file that has shrunk."""
+        """A new tensor, rounded to dtype; CheckpointError for quantised values and a truncated file."""
         if stored.dtype not in _STORED:
             raise CheckpointError(
                 f"{stored.file} stores {stored.name} as {stored.dtype}, which is not supported (allowed: "
@@ -93,10 +93,10 @@ class WeightReader:
 
 
 def _fill(tensor: Tensor, source, stored: StoredTensor) -> None:
-    """Read as many bytes as the tensor has into its memory."""
-    room = memoryview(tensor.view(torch.uint8).numpy())
-    while len(room):
-        count = source.readinto(room)
+    """Fill the tensor's memory from the file."""
+    remaining = tensor.view(torch.uint8).numpy().data
+    while len(remaining):
+        count = source.readinto(remaining)
         if not count:
             raise CheckpointError(f"{stored.file} ended within {stored.name} while it was read; {AGAIN}")
-        room = room[count:]
+        remaining = remaining[count:]

@@ -1,20 +1,19 @@
-"""Prompt files, and how a prompt becomes token ids.
+"""Read prompt files, and render prompts as token ids.
 
-A prompt file holds the words of the memory agent's two kinds of turn, with the slots {question}, {memory} and {section} in any
-order, and those of a reader who sees the document itself. What fills a slot is always token ids, never text: the literal pieces
-are tokenised once, and a prompt is the pieces and the slots' ids strung together, so the ids that were sampled are the ids that
-the next turn sees.
+A prompt file holds the texts of the memory agent's two kinds of turn, with the slots {question}, {memory} and {section} in any
+order, and the text for methods that show the document itself. Slots are always filled with token ids, never with text: the
+literal pieces are tokenised once, and a prompt is the concatenation of the pieces and the slots' ids. So the next turn sees
+exactly the ids that were sampled.
 
-`python -m memrl.prompts import` makes a prompt file of the original's own words (`importing.py`).
+`import_original.py` creates a prompt file with the original MemAgent's own texts.
 """
 
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Protocol
 
 import yaml
-
-from memrl.tokenizer import Tokenizer
 
 PROMPT_FOLDER = Path(__file__).resolve().parent
 _SLOT = re.compile(r"\{(question|memory|section)\}")
@@ -32,12 +31,12 @@ class Prompts:
     Attributes:
         memory: user message of a memory turn; slots question, memory, section.
         answer: user message of the answer turn; slots question, memory.
-        no_memory: what stands in the memory slot before anything was read.
-        system: system message; None leaves it to the chat template's own default.
-        document: user message of those who read a document, or parts of it, at once; slots question, section. None where the file
-            has none: the memory agent needs none.
-        exact: whether blanks and line ends around the user messages belong to them. If not they are removed, because YAML's block
-            texts end in a line end that nobody means.
+        no_memory: text of the memory slot before the first chunk is read.
+        system: system message; None keeps the chat template's default.
+        document: user message of methods that show the document, or parts of it, in one prompt; slots question, section. None if
+            the file has none; the memory agent does not need it.
+        exact: keep spaces and line ends around the user messages. By default they are removed, because YAML's block texts end
+            in an unintended line end.
     """
 
     memory: str
@@ -58,7 +57,7 @@ def load_prompts(name_or_path: str | Path) -> Prompts:
     """A prompt file by path, or by its name in `memrl/prompts`.
 
     Raises:
-        ValueError: no such file, unknown or missing fields, or slots that do not fit.
+        ValueError: the file does not exist, a field is unknown or missing, or a text has the wrong slots.
     """
     path = Path(name_or_path)
     if not path.suffix and not path.exists():
@@ -66,15 +65,19 @@ def load_prompts(name_or_path: str | Path) -> Prompts:
     if not path.is_file():
         known = ", ".join(sorted(p.stem for p in PROMPT_FOLDER.glob("*.yaml")))
         raise ValueError(f"there is no prompt file {name_or_path}; give a path, or one of: {known}")
+    return check_prompts(read_yaml(path), str(path))
+
+
+def read_yaml(path: Path) -> object:
+    """The contents of a YAML file; ValueError if it is not one."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a YAML file: {str(error).splitlines()[0]}") from error
-    return check_prompts(content, str(path))
 
 
 def check_prompts(content: object, source: str) -> Prompts:
-    """Prompts from a mapping, with every mistake named; `source` is what the messages call it."""
+    """Prompts from a mapping; a ValueError starts with `source` and names the fault."""
     allowed = {field.name for field in fields(Prompts)}
     if not isinstance(content, dict):
         raise ValueError(f"{source} must be a mapping with the fields {', '.join(sorted(allowed))}")
@@ -84,7 +87,7 @@ def check_prompts(content: object, source: str) -> Prompts:
         if not isinstance(content.get(name), str) or not content[name].strip():
             raise ValueError(f"{source}: the field {name!r} must hold text")
     if not isinstance(content.get("system"), str | None):
-        raise ValueError(f"{source}: the field 'system' must hold text, or null for the chat template's own")
+        raise ValueError(f"{source}: the field 'system' must hold text, or null for the chat template's default")
     if not isinstance(content.get("document"), str | None):
         raise ValueError(f"{source}: the field 'document' must hold text, or be left out")
     if not isinstance(content.get("exact", False), bool):
@@ -99,17 +102,25 @@ def check_prompts(content: object, source: str) -> Prompts:
     return Prompts(**content)
 
 
+class TemplateTokenizer(Protocol):
+    """What `PromptTemplate` needs from a tokenizer; see `memrl.tokenizer.Tokenizer`."""
+
+    def render_chat(self, content: str, system: str | None = None) -> str: ...
+
+    def encode_template(self, text: str) -> list[int]: ...
+
+
 class PromptTemplate:
     """A prompt's text inside the model's chat template, tokenised piece by piece."""
 
-    def __init__(self, text: str, tokenizer: Tokenizer, system: str | None = None):
+    def __init__(self, text: str, tokenizer: TemplateTokenizer, system: str | None = None):
         """
         Raises:
-            ValueError: the chat template fails, or does not show the user's message once and unchanged.
+            ValueError: the chat template fails, or its output does not contain the user's message once and unchanged.
         """
         from jinja2 import TemplateError
 
-        # The slots travel through the chat template as marks that no template has a reason to touch.
+        # In the chat template's input, slots are replaced by marks that templates leave unchanged.
         marks = {name: f"\u241f{name}\u241f" for name in _SLOT.findall(text)}
         try:
             rendered = tokenizer.render_chat(_SLOT.sub(lambda match: marks[match[1]], text), system)
@@ -121,19 +132,19 @@ class PromptTemplate:
         if sorted(pieces[1::2]) != sorted(marks):
             wrong, times = next((name, n) for name in marks if (n := pieces[1::2].count(name)) != 1)
             raise ValueError(
-                f"the tokenizer's chat template shows the prompt's slot {{{wrong}}} {times} times; it must show "
-                "the user's message exactly once and unchanged"
+                f"the output of the tokenizer's chat template has the prompt's slot {{{wrong}}} {times} times; it must "
+                "contain the user's message exactly once and unchanged"
             )
         self.pieces = [tokenizer.encode_template(piece) for piece in pieces[0::2]]
         self.slots = pieces[1::2]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the literal pieces, slots empty."""
+        """Number of tokens of the literal pieces."""
         return sum(len(piece) for piece in self.pieces)
 
     def render(self, **slots: list[int]) -> list[int]:
-        """The prompt's token ids, every slot filled with the given ids."""
+        """The prompt's token ids, with every slot filled with the given ids."""
         ids = list(self.pieces[0])
         for name, piece in zip(self.slots, self.pieces[1:], strict=True):
             ids += slots[name]

@@ -1,1 +1,1 @@
-"""Reading documents with a trained model: options, loading, text files, the reader itself."""
+"""Read documents with a trained model: options, loading the model, text files, the reader."""

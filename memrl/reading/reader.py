@@ -1,9 +1,9 @@
-"""Reading documents with an agent, outside of training: what `infer.py` and the evaluation are made of.
+"""Read documents with an agent, outside of training: used by `infer.py` and benchmarks.
 
     for reading in read_documents(llm, samples, agent):
         print(reading.sample.question, reading.answer)
 
-What is kept of a reading grows by the text of one memory per chunk, not by prompts or token ids.
+A reading keeps the text of one memory per chunk, and no prompts or token ids.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from memrl.types import Sample, Turn
 from memrl.utils.seeds import stable_id
 
 if TYPE_CHECKING:
-    from memrl.llm import LocalLLM
+    from memrl.llm import LLM
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is kept of a turn.
+    """One turn of a reading.
 
     Attributes:
         kind: "memory" or "answer".
         text: the new memory, or the response.
-        tokens: sampled tokens, the stop token included.
-        finish_reason: "stop", or "length" where the cap cut the text off.
-        seconds: from the end of the step before.
+        tokens: sampled tokens, including the stop token.
+        finish_reason: "stop", or "length" if the cap cut the text off.
+        seconds: since the end of the step before.
     """
 
     kind: str
@@ -43,18 +43,18 @@ class Step:
 
 @dataclass
 class Reading:
-    """One document read for one question, as far as it has come.
+    """One document read for one question, and its progress.
 
     Attributes:
-        document_tokens: length of the document; 0 before it was tokenised.
-        num_chunks: chunks that it is read in.
-        chunks_read: of those.
-        steps: one per chunk, and the answer; none where they are not wanted.
+        document_tokens: length of the document; 0 until it is tokenised.
+        num_chunks: chunks in the document.
+        chunks_read: chunks read so far.
+        steps: one per chunk, and the answer.
         response: text of the answer turn.
-        memory: text of the memory that the answer was given from.
-        memory_tokens: its present length.
+        memory: text of the last memory.
+        memory_tokens: length of the last memory.
         error: why there is no answer, in one line.
-        done: nothing more will happen: there is an answer or an error.
+        done: whether there is an answer or an error.
         seconds: time taken so far.
     """
 
@@ -77,68 +77,66 @@ class Reading:
 
     @property
     def answer(self) -> str:
-        r"""The last \boxed{} of the response, or all of it where there is none."""
+        r"""The last \boxed{} of the response, or all of it without one."""
         return extract_answer(self.response).strip()
 
 
 def read_documents(
-    llm: LocalLLM,
+    llm: LLM,
     samples: Iterable[Sample],
     agent: AgentConfig,
     on_progress: Callable[[Reading], None] | None = None,
     *,
     seed: int = 0,
 ) -> list[Reading]:
-    """Read every sample's document and answer its question: all together, results in the samples' order.
+    """Read every sample's document and answer its question, all concurrently; results in the samples' order.
 
-    A sample that cannot be read has `Reading.error` set and does not disturb the others.
+    A sample that cannot be read has `Reading.error` set and does not affect the others.
 
     Args:
-        samples: asked for one by one as the sampler has room, so they may be made lazily.
+        samples: taken one by one as the sampler has room, so the iterable may be lazy.
         on_progress: called when a document is opened, after each of its turns, and when it is done.
-        seed: a reading is a function of it and of the sample's id, not of what else is read.
+        seed: a reading depends on it and on the sample's id, not on the other samples.
     """
     coroutines = (read_document(llm, sample, agent, (seed, stable_id(sample.id)), on_progress) for sample in samples)
     return llm.run(coroutines, concurrency=llm.concurrency)
 
 
 async def read_document(
-    llm: LocalLLM,
+    llm: LLM,
     sample: Sample,
     agent: AgentConfig,
     identity: Sequence[int],
     on_progress: Callable[[Reading], None] | None = None,
-    keep_steps: bool = True,
 ) -> Reading:
-    """One reading, as a coroutine for `llm.run`. `identity` is all that its randomness depends on."""
+    """One reading, as a coroutine for `llm.run`. Its random numbers depend on `identity` alone."""
     reading = Reading(sample, agent.chunk_tokens)
     report = on_progress or (lambda reading: None)
     began = time.perf_counter()
-    session = llm.session(*identity, on_turn=lambda turn: keep(turn))
 
     def keep(turn: Turn) -> None:
         seconds = time.perf_counter() - began
-        if keep_steps:
-            size, taken = len(turn.response_ids), seconds - reading.seconds
-            reading.steps.append(Step(turn.kind, turn.text, size, turn.finish_reason, taken))
+        size, taken = len(turn.response_ids), seconds - reading.seconds
+        reading.steps.append(Step(turn.kind, turn.text, size, turn.finish_reason, taken))
         reading.seconds = seconds
         if turn.kind == "memory":
             reading.chunks_read += 1
             reading.memory, reading.memory_tokens = turn.text, len(session.content_ids(turn))
-        # The agent returns its turns for training. Nobody trains here, and a long document's prompts add up.
+        # The agent returns its turns for training; without training, the prompts of a long document only take memory.
         turn.prompt_ids, turn.response_logprobs = [], []
         report(reading)
 
+    session = llm.session(*identity, on_turn=keep)
     try:
         document = session.encode(sample.context) if sample.context.strip() else []
         reading.document_tokens = len(document)
         reading.num_chunks = -(-len(document) // agent.chunk_tokens)
         del document
-        reading.seconds = time.perf_counter() - began  # the first step's own time is without the tokenizer's
+        reading.seconds = time.perf_counter() - began  # so that the first step's seconds do not include tokenising
         report(reading)
         trajectory = await memory_agent(session, sample, agent)
         reading.response, reading.memory = trajectory.response, trajectory.memory
-    except Exception as error:  # whatever went wrong with this document is its result; the others go on
+    except Exception as error:  # any failure is this document's result; the others continue
         reason = str(error).strip().splitlines()
         reading.error = f"{type(error).__name__}: {reason[0]}" if reason else type(error).__name__
     reading.seconds = time.perf_counter() - began
@@ -150,8 +148,7 @@ async def read_document(
 def chunk_pace(readings: Iterable[Reading]) -> tuple[float, float] | None:
     """Mean seconds per chunk over the first and over the last tenth of the readings of 20 or more chunks.
 
-    With a memory of fixed size the two are equal however long the document is. None if all readings are
-    shorter.
+    With a memory of fixed size the two are equal for any length of document. None if all readings are shorter.
     """
     first, last = [], []
     for reading in readings:

@@ -1,4 +1,4 @@
-"""Documents from files."""
+"""Read documents from text files."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ def read_text(path: str | Path) -> str:
     """The text of a UTF-8 file, with line ends as newlines and without a byte order mark.
 
     Raises:
-        ValueError: no such file, a folder, an empty file, or bytes that are not UTF-8 text; says what to do.
+        ValueError: no such file, a folder, an empty file, or bytes that are not UTF-8 text; the message gives a remedy.
     """
     path = Path(path)
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""Batched generation with a paged key/value cache. It knows token ids and nothing of agents, rewards or training."""
+"""Batched generation with a paged key/value cache; it works on token ids and is independent of agents, rewards and training."""
 
 from memrl.sampler.sampler import Completion, Sampler
 from memrl.sampler.sampling import SamplingParams

@@ -1,8 +1,8 @@
-"""Decoding under CUDA graphs: a step of a small model is launch-bound, and a graph launches all its kernels at once.
+"""Run decoding steps as CUDA graphs: a small model's step is limited by kernel launches, and a graph launches all at once.
 
-A graph replays fixed addresses and shapes, so there is one for every bucket of rows (1, 2, 4, 8, ...) and width of the page table
-(a power of two too): rows come and go and lengths grow without anything being captured or compiled again, beyond a handful of
-buckets. Rows that a bucket has too many read and write a page that belongs to nobody.
+A graph has fixed addresses and shapes, so there is one per bucket: number of rows and width of the page table, both rounded up
+to powers of two. Requests come and go and lengths grow without new captures, apart from a few buckets. A bucket's surplus rows
+read and write a scratch page.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
 
 def capture_cuda(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Record what `function` launches; the result launches it again, with the same inputs and output in the same places."""
+    """Capture the kernels that `function` launches; the result replays them on the same input and output memory."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(2):  # kernels that set themselves up at their first call must not do so in the recording
+        for _ in range(2):  # warm up: a kernel's one-time setup must not be captured
             function()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
@@ -38,7 +38,7 @@ def capture_cuda(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 
 class DecodeGraphs:
-    """Steps in which all rows decode and no pages are read in common."""
+    """Graphs for steps in which all rows decode and no shared pages are read separately."""
 
     def __init__(
         self,
@@ -53,16 +53,17 @@ class DecodeGraphs:
         self._buckets: dict[tuple[int, int], _Bucket] = {}
 
     def fits(self, context: StepContext) -> bool:
-        # Layers that are spread out move weights in every call, which a graph cannot hold.
+        # Layers spread over devices may move weights in every call, which a graph cannot capture.
         in_place = self.model.placement is None
         return self._capture is not None and in_place and context.num_chunk_tokens == 0 and not context.runs
 
     def run(self, ids: Tensor, context: StepContext) -> Tensor:
-        """Logits [rows, V] of a step that `fits`; valid until the next call."""
+        """Logits [rows, V] of a step for which `fits` is true; valid until the next call."""
         plan = context.plans(self.model.device).pages
         shape = (min(_power_of_two(len(ids)), max(self.max_rows, len(ids))), _power_of_two(plan.pages.shape[1]))
         bucket = self._buckets.get(shape)
         if bucket is None:
+            assert self._capture is not None, "call only if `fits` is true"
             bucket = _Bucket(self.model, self.cache, self.attention, plan, shape)
             with torch.cuda.device(self.model.device) if self.model.device.type == "cuda" else nullcontext():
                 bucket.replay = self._capture(bucket.forward)
@@ -71,12 +72,12 @@ class DecodeGraphs:
         return bucket.replay()[: len(ids)]
 
     def clear(self) -> None:
-        """Forget all graphs: the cache that they point into is gone."""
+        """Delete all graphs; call when the cache that they point into is freed."""
         self._buckets.clear()
 
 
 class _Bucket:
-    """The inputs of one graph, at fixed addresses. It is also the attention context of its forward pass."""
+    """The inputs of one graph, at fixed addresses, and the attention context of its forward pass."""
 
     replay: Callable[[], Tensor]
 
@@ -91,18 +92,18 @@ class _Bucket:
 
     def load(self, ids: Tensor, context: StepContext) -> None:
         num_rows, scratch = len(ids), self.cache.scratch_page
-        given = context.plans(ids.device)
-        held, plan = self.page_plan, given.pages
-        for mine, values, empty in (
+        plans = context.plans(ids.device)
+        own, new = self.page_plan, plans.pages
+        for buffer, values, padding in (
             (self.ids, ids, 0),
             (self.positions, context.positions, 0),
-            (self.slots, given.slots, scratch * self.cache.page_size),
-            (held.lengths, plan.lengths, 1),
+            (self.slots, plans.slots, scratch * self.cache.page_size),
+            (own.lengths, new.lengths, 1),
         ):
-            mine[:num_rows] = values
-            mine[num_rows:] = empty
-        held.pages[:num_rows, : plan.pages.shape[1]] = plan.pages
-        held.pages[num_rows:] = scratch
+            buffer[:num_rows] = values
+            buffer[num_rows:] = padding
+        own.pages[:num_rows, : new.pages.shape[1]] = new.pages
+        own.pages[num_rows:] = scratch
 
     def forward(self) -> Tensor:
         return self.model(self.ids, self)

@@ -1,4 +1,4 @@
-"""Keys and values in pages, and what one step of the sampler attends to."""
+"""The paged key/value cache, and the attention context of one sampler step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from memrl.model.transformer import Transformer, TransformerConfig
 from memrl.sampler.scheduler import Chunk, Row, Step
 from memrl.sampler.shared_runs import Run, RunPlan, find_runs
 
-# A run of shared pages is attended to by itself where that spares the reading of at least so many tokens' keys; for less, the
-# calls cost more than the reading.
+# Decoding rows read shared pages in a separate attention call if that saves reading at least this many tokens' keys; below that,
+# the extra call costs more than it saves.
 MIN_SAVED_TOKENS = 2048
 
 
@@ -23,7 +23,7 @@ class KVCache:
 
     def __init__(self, model: Transformer, num_pages: int, page_size: int):
         self.model, self.num_pages, self.page_size = model, num_pages, page_size
-        self.scratch_page = num_pages  # one more than there are: nobody's, for rows that are only padding
+        self.scratch_page = num_pages  # an extra page that belongs to no row, for padding rows
         self.k: list[Tensor] = []
         self.v: list[Tensor] = []
 
@@ -31,53 +31,53 @@ class KVCache:
     def bytes_per_token(config: TransformerConfig, dtype: torch.dtype) -> int:
         return 2 * config.num_layers * config.num_kv_heads * config.head_size * dtype.itemsize
 
-    def prepare(self, fresh: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
-        """Make the memory if it is not there, empty new pages, copy pages."""
+    def prepare(self, new_pages: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
+        """Allocate the memory if needed, zero new pages, copy pages."""
         if not self.k:
             self._allocate()
-        if not fresh:
+        if not new_pages:
             return
-        empty, sources, targets = torch.tensor(fresh), *torch.tensor(copies, dtype=torch.int64).view(-1, 2).T
-        here = {device: [pages.to(device) for pages in (empty, sources, targets)] for device in self.model.layer_devices()}
+        indices = (torch.tensor(new_pages), *torch.tensor(copies, dtype=torch.int64).view(-1, 2).T)
+        by_device = {device: [pages.to(device) for pages in indices] for device in self.model.layer_devices()}
         for tensor in (*self.k, *self.v):
-            empty, sources, targets = here[tensor.device]
-            # A page may be copied and then given to another row in one step, so all copies are taken before any page is emptied.
+            new, sources, targets = by_device[tensor.device]
+            # A page may be copied and allocated to another row in one step, so copy sources are read before any page is zeroed.
             copied = tensor[sources] if copies else None
-            # Attention multiplies masked values by zero, and what an earlier row left behind may be NaN.
-            tensor.index_fill_(0, empty, 0)
+            # Attention multiplies masked values by zero, but old content may be NaN.
+            tensor.index_fill_(0, new, 0)
             if copied is not None:
                 tensor[targets] = copied
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.k, self.v = [], []
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Put k and v [T, K, D] at `slots` [T] = page * page_size + place in the page."""
+        """Store k and v [T, K, D] at `slots` [T] = page * page_size + position in the page."""
         self.k[layer].flatten(0, 1).index_copy_(0, slots, k)
         self.v[layer].flatten(0, 1).index_copy_(0, slots, v)
 
     def _allocate(self) -> None:
         config = self.model.config
         shape = (self.num_pages + 1, self.page_size, config.num_kv_heads, config.head_size)
-        # Memory that nothing was written to is not taken from the system on a CPU, so the bound costs nothing there.
+        # On a CPU the system provides memory when it is first written to, so a large cache_gib costs nothing there.
         self.k, self.v = (
             [torch.empty(shape, dtype=self.model.dtype, device=device) for device in self.model.layer_devices()] for _ in "kv"
         )
 
 
 class StepContext:
-    """What the tokens of one step attend to: chunks first, then one token for each row that decodes.
+    """The attention context of one step: prompt chunks first, then one token for each decoding row.
 
-    A chunk's token sees its predecessors in the chunk and all that the row has in the cache; the token of a decoding row sees the
-    row's cache, itself included. Everything is written before it is read, so rows may share what another row computes in the
-    same step.
+    A chunk's token sees the earlier tokens of the chunk and the row's cached tokens; the token of a decoding row sees the row's
+    cached tokens, including itself. Keys and values are written before they are read, so rows can share pages that another row
+    computes in the same step.
     """
 
     def __init__(self, cache: KVCache, attention: AttentionBackend, step: Step, decode_runs: RunPlan | None = None):
         """
         Args:
-            decode_runs: of the rows that decode, from `plan_decode_runs`; they hold as long as the same rows decode.
+            decode_runs: runs of the decoding rows, from `plan_decode_runs`; valid as long as the same rows decode.
         """
         self.cache, self.attention = cache, attention
         size = cache.page_size
@@ -92,8 +92,7 @@ class StepContext:
         self.num_chunk_tokens = int(ends[-1])
         positions = [np.arange(chunk.start, chunk.end) for chunk in self.chunks]
         slots = [
-            np.asarray(chunk.row.table)[places // size] * size + places % size
-            for chunk, places in zip(self.chunks, positions, strict=True)
+            np.asarray(chunk.row.table)[at // size] * size + at % size for chunk, at in zip(self.chunks, positions, strict=True)
         ]
         last = np.array([row.length - 1 for row in self.rows], dtype=np.int64)
         pages = np.array([row.table[(row.length - 1) // size] for row in self.rows], dtype=np.int64)
@@ -102,8 +101,8 @@ class StepContext:
 
         own = _own_prefixes(by_prefix, self.chunks, prefixes, size)
         self.runs = [(slice(int(ends[run.first]), int(ends[run.last])), run) for run in by_prefix.runs + own]
-        before = self.num_chunk_tokens
-        self.runs += [(slice(before + run.first, before + run.last), run) for run in decode_runs.runs]
+        offset = self.num_chunk_tokens
+        self.runs += [(slice(offset + run.first, offset + run.last), run) for run in decode_runs.runs]
         self._covered = decode_runs.covered
         self._plans: dict[torch.device, StepPlans] = {}
 
@@ -123,7 +122,7 @@ class StepContext:
         return out
 
     def plans(self, device: torch.device) -> "StepPlans":
-        """What attention needs on a device, made at its first layer."""
+        """The step's plans on a device, made when its first layer runs."""
         if device not in self._plans:
             self._plans[device] = StepPlans(
                 self._slots.to(device, non_blocking=True),
@@ -139,15 +138,15 @@ class StepContext:
         return ids + [row.ids(row.length - 1, row.length)[0] for row in self.rows]
 
     def sampled(self) -> tuple[list[int], list[Row]]:
-        """The tokens after which one is sampled, as places in the step, and their rows."""
-        places, rows, end = [], [], 0
+        """Indices in the step of the tokens whose next token is sampled, and their rows."""
+        indices, rows, end = [], [], 0
         for chunk in self.chunks:
             end += chunk.end - chunk.start
             if chunk.end == len(chunk.row.request.prompt_ids):
-                places.append(end - 1)
+                indices.append(end - 1)
                 rows.append(chunk.row)
-        places += range(end, end + len(self.rows))
-        return places, rows + self.rows
+        indices += range(end, end + len(self.rows))
+        return indices, rows + self.rows
 
     def _plan_pages(self, device: torch.device) -> Any:
         size = self.cache.page_size
@@ -160,7 +159,7 @@ class StepContext:
 
 @dataclass(frozen=True)
 class StepPlans:
-    """A step on one device: where its keys go, the attention backend's plans (None: no such tokens), runs of shared pages."""
+    """A step on one device: slots of its keys, the attention backend's plans (None: no such tokens), runs of shared pages."""
 
     slots: Tensor
     packed: Any
@@ -169,27 +168,27 @@ class StepPlans:
 
 
 def plan_decode_runs(rows: Sequence[Row], page_size: int) -> RunPlan:
-    """The shared pages of the rows that decode; each row's last page, which it writes to, is never among them."""
+    """Runs of the decoding rows' shared pages, never with a row's last page, which it writes to."""
     return find_runs([row.table for row in rows], [(row.length - 1) // page_size for row in rows], page_size, MIN_SAVED_TOKENS)
 
 
 def cached_pages(chunk: Chunk, page_size: int) -> list[int]:
-    """The pages that hold what stands before a chunk."""
+    """The pages with the row's tokens before a chunk."""
     return chunk.row.table[: -(-chunk.start // page_size)]
 
 
 def _own_prefixes(plan: RunPlan, chunks: Sequence[Chunk], prefixes: Sequence[list[int]], page_size: int) -> list[Run]:
-    """What no run covers of the pages before each chunk, its partly filled last one included."""
+    """For each chunk, the pages before it that no shared run covers, including the partly filled last one."""
     runs = []
-    for place, (chunk, row) in enumerate(zip(chunks, plan.order, strict=True)):
-        skip = plan.covered[place]
+    for index, (chunk, row) in enumerate(zip(chunks, plan.order, strict=True)):
+        skip = plan.covered[index]
         if chunk.start > skip * page_size:
-            runs.append(Run(place, place + 1, tuple(prefixes[row][skip:]), chunk.start - skip * page_size))
+            runs.append(Run(index, index + 1, tuple(prefixes[row][skip:]), chunk.start - skip * page_size))
     return runs
 
 
 def _pages_of(run: Run, device: torch.device) -> slice | Tensor:
-    """A run's pages, as a slice where they lie side by side, so that they are read in place."""
+    """A run's pages, as a slice if they are adjacent, so that they are read in place."""
     first, count = run.pages[0], len(run.pages)
     if run.pages == tuple(range(first, first + count)):
         return slice(first, first + count)

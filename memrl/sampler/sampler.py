@@ -1,7 +1,7 @@
-"""Continuous batching: requests come at any time, and a finished row's place goes to the next one.
+"""Sample responses with continuous batching: requests arrive at any time, and a finished row is replaced by the next request.
 
-`step()` is one forward pass: it advances every decoding row by one token and computes a bounded number of prompt tokens beside
-them. `generate()` is the simple front for a list of prompts; `memrl.llm` is the front for agents.
+`step()` is one forward pass: it advances every decoding row by one token and computes a bounded number of prompt tokens in the
+same pass. `generate()` completes a list of prompts; `memrl.llm` serves agents.
 """
 
 from collections.abc import Sequence
@@ -20,22 +20,23 @@ from memrl.sampler.scheduler import Request, Row, Scheduler
 from memrl.sampler.shared_runs import RunPlan
 from memrl.sampler.stop_strings import StopStrings
 
-CPU_STEP_BYTES = 5_000_000  # of the widest activations of a step: about what the caches of a few cores hold
+CPU_STEP_BYTES = 5_000_000  # size of a step's widest activations: about what the caches of a few cores hold
 GPU_STEP_TOKENS = 8192
-MAX_PAGES = 1 << 24  # what the books hold of each page is Python objects
+MAX_PAGES = 1 << 24  # the page pool stores Python objects for every page
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What came back for one prompt.
+    """The response to one prompt.
 
     Attributes:
-        ids: sampled token ids, the stop token included when there is one.
-        logprobs: fp32 log-probability of each under the distribution that it was drawn from: after temperature, top_k, top_p and
-            min_p. A greedy token's is that of temperature 1.
+        ids: sampled token ids, including the stop token if there is one.
+        logprobs: fp32 log-probability of each token under the distribution that it was drawn from: after temperature, top_k,
+            top_p and min_p. For greedy tokens, that of temperature 1.
         finish_reason: "stop" or "length".
-        text: the ids decoded without the stop token and without what follows a stop string; "" when the sampler has no tokenizer.
-        full_logprobs: under softmax(logits / temperature), whatever was cut off; equal to `logprobs` where nothing was.
+        text: the ids decoded without the stop token, cut before a stop string; "" if the sampler has no tokenizer.
+        full_logprobs: log-probabilities under softmax(logits / temperature), before any filter; equal to `logprobs` if no filter
+            is on.
     """
 
     ids: list[int]
@@ -46,6 +47,8 @@ class Completion:
 
 
 class Sampler:
+    """Batched generation with one model and its paged key/value cache."""
+
     def __init__(
         self,
         model: Transformer,
@@ -60,14 +63,14 @@ class Sampler:
     ):
         """
         Args:
-            model: sampled from in place; its weights may change between calls, while no request is in flight.
-            tokenizer: anything with `decode(ids) -> str`; for `Completion.text` and stop strings.
-            max_rows: rows decoded together.
-            max_step_tokens: prompt and response tokens of one forward pass; None fits the model and the device.
-            cache_gib: bound on the key/value cache. Requests wait for room; one that can never fit is an error.
-            page_size: tokens of a page of the cache; prompts share whole pages. None takes the attention backend's choice.
-            share_prefixes: compute and keep what prompts have in common once.
-            attention: see `kernels.pick_attention`; None is PyTorch's own.
+            model: used in place; its weights may change between calls, while no request is in flight.
+            tokenizer: any object with `decode(ids) -> str`, for `Completion.text` and stop strings.
+            max_rows: most rows decoded together.
+            max_step_tokens: most prompt and response tokens per forward pass; None chooses by model and device.
+            cache_gib: size limit of the key/value cache. Requests wait for free pages; one that can never fit is an error.
+            page_size: tokens per cache page; prompts share whole pages. None uses the attention backend's preference.
+            share_prefixes: compute and store common prefixes of prompts once.
+            attention: see `kernels.attention.pick_attention`; None uses PyTorch's own.
         """
         if max_step_tokens is None:
             max_step_tokens = step_tokens(model.config, model.dtype, model.device)
@@ -84,11 +87,11 @@ class Sampler:
         self.model, self.tokenizer, self.max_rows = model, tokenizer, max_rows
         num_pages = int(cache_gib * 2**30) // (KVCache.bytes_per_token(model.config, model.dtype) * size)
         if num_pages > MAX_PAGES:
-            raise ValueError(f"cache_gib is {cache_gib}, or {num_pages:,} pages of {size} tokens; at most {MAX_PAGES:,} work")
+            raise ValueError(f"cache_gib {cache_gib} is {num_pages:,} pages of {size} tokens; the most is {MAX_PAGES:,}")
         self.cache = KVCache(model, num_pages, size)
         self.scheduler = Scheduler(PagePool(num_pages, size), max_rows, max_step_tokens, share_prefixes)
         self.graphs = DecodeGraphs(model, self.cache, self.attention, max_rows) if self.attention.graphable else None
-        self._weights: int | None = None
+        self._weights_version: int | None = None
         self._row_params: tuple[list[Row], RowParams] | None = None
         self._decode_runs: tuple[list[Row], RunPlan] | None = None
 
@@ -102,7 +105,7 @@ class Sampler:
 
     def submit(self, request: Request) -> None:
         if not self.has_work:
-            self._notice_new_weights()
+            self._detect_new_weights()
         if request.params.stop:
             if self.tokenizer is None:
                 raise ValueError("stop strings need a sampler with a tokenizer; give one, or stop_ids")
@@ -110,17 +113,17 @@ class Sampler:
         self.scheduler.submit(request)
 
     def abort(self) -> None:
-        """Forget every request; their pages are free again."""
+        """Drop every request and free its pages."""
         self.scheduler.abort()
 
     def weights_changed(self) -> None:
-        """What is in the cache was computed by other weights: forget it. Call after every update of the model's weights."""
+        """Discard the cache, which other weights computed. Call after every update of the model's weights."""
         if self.has_work:
-            raise RuntimeError("the weights changed while requests were in flight; wait for them or abort them first")
+            raise RuntimeError("the weights changed while requests were in flight; finish or abort them first")
         self.scheduler.pool.forget_all()
 
     def release(self) -> None:
-        """Give the cache's memory back; there must be no requests."""
+        """Free the cache's memory; only without requests in flight."""
         assert not self.has_work, "requests are still in flight"
         self.scheduler.pool.forget_all()
         self.cache.release()
@@ -133,7 +136,7 @@ class Sampler:
         try:
             return self._step()
         except BaseException:
-            self.abort()  # pages that were planned but not computed must not be found by anybody
+            self.abort()  # the index must not contain pages that were planned but not computed
             raise
 
     def generate(self, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams]) -> list[Completion]:
@@ -141,8 +144,8 @@ class Sampler:
 
         Args:
             prompts: token ids, any mix of lengths.
-            params: one for all prompts, or one per prompt. Prompts that share params share its seed too, so equal prompts
-                then get equal completions: give each its own seed where that is not wanted.
+            params: one for all prompts, or one per prompt. Shared params include the seed, so equal prompts then get equal
+                completions; for different ones give each prompt its own seed.
         """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
@@ -154,7 +157,7 @@ class Sampler:
             while self.has_work:
                 self.step()
         except BaseException:
-            self.abort()  # what a refused prompt or an interruption left behind must not run in the next call
+            self.abort()  # requests submitted before the error must not run in the next call
             raise
         return [self.completion(request) for request in requests]
 
@@ -170,27 +173,27 @@ class Sampler:
         step = self.scheduler.plan()
         if not step.num_tokens:
             if self.has_work:
-                raise RuntimeError("requests wait and none of them can start: the page books are wrong, please report this")
+                raise RuntimeError("internal error: no waiting request can start, so page accounting is inconsistent")
             return []
-        self.cache.prepare(step.fresh, step.copies)
+        self.cache.prepare(step.new_pages, step.copies)
         if self._decode_runs is None or self._decode_runs[0] != step.decoding:
             self._decode_runs = (list(step.decoding), plan_decode_runs(step.decoding, self.cache.page_size))
         context = StepContext(self.cache, self.attention, step, self._decode_runs[1])
-        places, rows = context.sampled()
-        # All that the host sends goes before the forward pass: a copy behind it would wait for it.
+        indices, rows = context.sampled()
+        # All host-to-device copies come before the forward pass: a later one would wait for it.
         params = self._params_of(rows) if rows else None
         num_sampled = torch.tensor([len(row.request.ids) for row in rows], device=self.model.device)
         ids = torch.tensor(context.input_ids, device=self.model.device)
         if self.graphs is not None and self.graphs.fits(context):
             logits = self.graphs.run(ids, context)
         else:
-            select = None if len(places) == len(ids) else torch.tensor(places, dtype=torch.int64, device=self.model.device)
+            select = None if len(indices) == len(ids) else torch.tensor(indices, dtype=torch.int64, device=self.model.device)
             logits = self.model(ids, context, select=select)
-        return self._sample(logits, rows, params, num_sampled) if rows else []
+        return [] if params is None else self._sample(logits, rows, params, num_sampled)
 
     def _sample(self, logits: torch.Tensor, rows: list[Row], params: RowParams, num_sampled: torch.Tensor) -> list[Request]:
         sampled = sample_tokens(logits, params, uniform(params.seed, num_sampled))
-        # One transfer, one wait; fp64 holds token ids and fp32 values alike.
+        # One transfer to the host; fp64 represents token ids and fp32 values exactly.
         values = torch.stack([sampled.ids.double(), sampled.logprobs.double(), sampled.full_logprobs.double()]).tolist()
         finished = []
         for row, token, logprob, full in zip(rows, *values, strict=True):
@@ -209,16 +212,16 @@ class Sampler:
             self._row_params = (list(rows), RowParams.of(params, lens, self.model.device))
         return self._row_params[1]
 
-    def _notice_new_weights(self) -> None:
-        """A safety net for who forgets `weights_changed`: PyTorch counts the changes made to a tensor in place."""
-        version = sum(p._version for p in self.model.parameters() if not p.is_inference())  # those are not counted
-        if version != self._weights:
-            self._weights = version
+    def _detect_new_weights(self) -> None:
+        """Detect in-place weight changes if `weights_changed` was not called: PyTorch counts a tensor's in-place changes."""
+        version = sum(p._version for p in self.model.parameters() if not p.is_inference())  # inference tensors have no count
+        if version != self._weights_version:
+            self._weights_version = version
             self.scheduler.pool.forget_all()
 
 
 def step_tokens(config: TransformerConfig, dtype: torch.dtype, device: torch.device) -> int:
-    """Tokens of a step: on a CPU so many that the widest activations stay in its caches."""
+    """Default tokens per step; on a CPU chosen so that the widest activations fit into its caches."""
     if device.type != "cpu":
         return GPU_STEP_TOKENS
     fitting = CPU_STEP_BYTES // (config.intermediate_size * dtype.itemsize)

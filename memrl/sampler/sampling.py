@@ -1,10 +1,10 @@
-"""From logits to the next token: pure functions over a batch of rows.
+"""Sample the next token from logits: pure functions over a batch of rows.
 
-Randomness is counter-based: the number that picks a row's token is a hash of (the row's seed, the token's position) and of
-nothing else, so a row does not depend on its batch mates, on the order of work, or on what was sampled before.
+Randomness is counter-based: the random number for a row's token is a hash of (the row's seed, the token's position) alone, so a
+row does not depend on the other rows of its batch, on scheduling, or on earlier samples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -15,30 +15,30 @@ from torch import Tensor
 
 from memrl.sampler.top_k_top_p import MIN_WIDTH, find_above, sample_truncated
 
-BLOCK = 1024  # tokens whose probabilities are summed before any running sum is taken
+BLOCK = 1024  # tokens per block; the cumulative sum runs over block sums first, then within one block
 _FP32 = torch.finfo(torch.float32)
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request is sampled.
+    """Sampling settings of one request.
 
     Attributes:
-        max_new_tokens: hard cap on the response, stop token included.
+        max_new_tokens: maximum response length, including the stop token.
         temperature: divides the logits; 0 is greedy.
         top_p: keep the smallest set of most likely tokens whose probability reaches this; 1 keeps all.
         top_k: keep this many most likely tokens; 0 keeps all.
-        stop_ids: any of these ends the response and is part of it.
-        seed: the row's own randomness; see `row_seed`.
+        stop_ids: each of these tokens ends the response and is part of it.
+        seed: seed of this request's random numbers; see `row_seed`.
         min_p: drop tokens whose probability is below this times the most likely token's; 0 keeps all.
-        stop: any of these strings in the response's text ends the response; its text ends before the string.
+        stop: each of these strings ends the response; the text ends before the string.
     """
 
     max_new_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    stop_ids: Sequence[int] = ()
+    stop_ids: Collection[int] = ()
     seed: int = 0
     min_p: float = 0.0
     stop: Sequence[str] = ()
@@ -62,12 +62,12 @@ class SamplingParams:
 
     @property
     def truncated(self) -> bool:
-        """Whether a filter is on, so that tokens may come from another distribution than softmax(logits / temperature)."""
+        """Whether a filter is on, so that the sampling distribution is not softmax(logits / temperature)."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """One number in [0, 1) per row, fp64 [B], a function of seeds and positions (both int64 [B]) only.
+    """One number in [0, 1) per row, fp64 [B], a function of seeds and positions (both int64 [B]) alone.
 
     The mixer is splitmix64 (Steele, Lea and Flood, OOPSLA 2014): state = seed + (position + 1) * golden ratio, then two
     multiply-xorshift rounds. int64 arithmetic wraps, and the masks turn its arithmetic shifts into logical ones.
@@ -81,7 +81,7 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RowParams:
-    """The sampling parameters of a batch's rows: on the device for arithmetic, on the host for decisions.
+    """The sampling parameters of a batch: on the device for arithmetic, on the host for branches.
 
     Attributes:
         host: the rows' SamplingParams.
@@ -102,7 +102,7 @@ class RowParams:
         def column(values, dtype):
             return torch.tensor(values, dtype=dtype, device=device)
 
-        # A positive temperature must stay positive and finite in fp32; these ends mean what the given value means.
+        # A positive temperature must stay positive and finite in fp32; clamping gives the same distribution.
         temperatures = [p.temperature and min(max(p.temperature, _FP32.tiny), _FP32.max) for p in params]
         return cls(
             tuple(params),
@@ -115,13 +115,13 @@ class RowParams:
         )
 
     def select(self, index: slice | Sequence[int] | Tensor) -> "RowParams":
-        """The rows at `index`: a slice, or int64 places (best not on a GPU: the host has to read them)."""
+        """The rows at `index`, a slice or int64 indices (better on the CPU: the host has to read them)."""
         if isinstance(index, slice):
             host = self.host[index]
         else:
-            places = index.tolist() if isinstance(index, Tensor) else list(index)
-            host = tuple(self.host[place] for place in places)
-            index = torch.tensor(places, dtype=torch.int64, device=self.temperature.device)
+            indices = index.tolist() if isinstance(index, Tensor) else list(index)
+            host = tuple(self.host[i] for i in indices)
+            index = torch.tensor(indices, dtype=torch.int64, device=self.temperature.device)
         columns = (self.temperature, self.top_p, self.top_k, self.min_p, self.seed, self.prompt_len)
         return RowParams(host, *(values[index] for values in columns))
 
@@ -140,12 +140,12 @@ class RowParams:
 
     @cached_property
     def max_top_k(self) -> int:
-        """The largest top_k of the rows sampled from a truncated distribution; 0 without any."""
+        """The largest top_k of the truncated rows; 0 without any."""
         return max((p.top_k for p in self._truncated), default=0)
 
     @cached_property
     def any_number(self) -> bool:
-        """Whether a row's filters leave open how many tokens they keep (top_p or min_p without top_k)."""
+        """Whether a row's filters may keep any number of tokens (top_p or min_p without top_k)."""
         return any(p.top_k == 0 for p in self._truncated)
 
     @cached_property
@@ -163,33 +163,33 @@ class Sampled(NamedTuple):
 
 @torch.no_grad()
 def sample_tokens(logits: Tensor, rows: RowParams, uniforms: Tensor) -> Sampled:
-    """Pick one token per row by inverting the cumulative distribution at `uniforms`.
+    """Sample one token per row by inverting the cumulative distribution at `uniforms`.
 
-    The filters apply one after the other, as transformers' logits warpers do: temperature; top_k, exactly k tokens, of equal
-    ones the lowest ids; top_p of the renormalised probability that top_k left; min_p relative to the most likely token. (vLLM
-    applies min_p before top_k and top_p, which differs where min_p and top_p are both on: its nucleus is one of less mass.)
-    A row's result does not depend on the other rows. On a GPU nothing waits for the device. `logits` are left as they are.
+    The filters apply one after the other, like transformers' logits warpers: temperature; top_k, exactly k tokens, the lowest ids
+    among equal ones; top_p of the renormalised probability that top_k left; min_p relative to the most likely token. (vLLM
+    applies min_p before top_k and top_p, which differs if min_p and top_p are both on: its nucleus covers less mass.) A row's
+    result does not depend on the other rows. On a GPU the host never waits for the device. `logits` are not modified.
 
     Args:
         logits: [B, V]; -inf excludes a token, and a row needs at least one finite value.
-        rows: of the same B rows. Temperature 0 takes the most likely token, the lowest id of equal ones.
+        rows: parameters of the same B rows. Temperature 0 picks the most likely token, the lowest id among equal ones.
         uniforms: fp64 [B] in [0, 1).
 
     Returns:
         ids int64 [B]; logprobs fp32 [B] under the distribution that the token was drawn from; full_logprobs fp32 [B] under
-        softmax(logits / temperature), before any filter. Both are the same numbers for a row without filters, and those at
-        temperature 1 for a greedy row.
+        softmax(logits / temperature), before any filter. Both are equal for rows without filters; greedy rows use temperature 1.
     """
     logits = logits.float()
     batch, vocab_size = logits.shape
     greedy = rows.temperature == 0
     temperature = torch.where(greedy, 1.0, rows.temperature)[:, None]
+    most_likely_id = None
     if rows.any_greedy:
         largest, most_likely_id = logits.max(-1, keepdim=True)
     else:
         largest = logits.amax(-1, keepdim=True)
 
-    # Subtracting first keeps every temperature finite: 0 at the maximum, and never above.
+    # Subtracting the maximum first avoids overflow at every temperature: all values are at most 0.
     block = min(BLOCK, -(-vocab_size // MIN_WIDTH) * MIN_WIDTH)
     scaled = logits.new_empty(batch, -(-vocab_size // block) * block)
     torch.sub(logits, largest, out=scaled[:, :vocab_size])
@@ -207,9 +207,9 @@ def sample_tokens(logits: Tensor, rows: RowParams, uniforms: Tensor) -> Sampled:
         kept_ids, kept_mass = sample_truncated(scaled, vocab_size, total, filters, uniforms, rows.max_top_k, any_number)
         ids = torch.where(filtered, kept_ids, ids)
         mass = torch.where(filtered & ~greedy, kept_mass, total)
-    if rows.any_greedy:
+    if most_likely_id is not None:
         ids = torch.where(greedy, most_likely_id.squeeze(1), ids)
-    ids = ids.clamp(max=vocab_size - 1)  # rows of NaN end up anywhere, and their log-probabilities say so
+    ids = ids.clamp(max=vocab_size - 1)  # NaN rows get an arbitrary id and NaN log-probabilities
 
     log_weight = ((logits.gather(1, ids[:, None]) - largest) / temperature).squeeze(1).double()
     return Sampled(ids, (log_weight - mass.log()).float(), (log_weight - total.log()).float())
@@ -218,8 +218,8 @@ def sample_tokens(logits: Tensor, rows: RowParams, uniforms: Tensor) -> Sampled:
 def _invert(p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens at `uniforms` of the distributions proportional to `p` [B, N, L], and p's sums, fp64 [B].
 
-    The block first, then the token in it, so that only one block per row needs a running sum. Sums are fp64, because at fp32 the
-    tail of a 150,000-word vocabulary would fall below their rounding.
+    Finds the block first, then the token in it, so that only one block per row needs a cumulative sum. Sums are fp64: in fp32 the
+    tail of a 150,000-token vocabulary would be lost to rounding.
     """
     if p.shape[1] == 1:
         cdf = p[:, 0].double().cumsum(-1)
@@ -233,6 +233,6 @@ def _invert(p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _block_sums(p: Tensor) -> Tensor:
-    """fp64 [B, N] sums of p [B, N, L]; torch converts before it sums, so in pieces: on a CPU ones that stay in its cache."""
+    """fp64 [B, N] sums of p [B, N, L]; torch converts before it sums, so in pieces: on a CPU small enough for its cache."""
     num_rows = max(1, (1 << 18 if p.device.type == "cpu" else 1 << 26) // p[0].numel())
     return torch.cat([rows.sum(-1, dtype=torch.float64) for rows in p.split(num_rows)])

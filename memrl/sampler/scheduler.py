@@ -1,8 +1,8 @@
-"""Which tokens the next forward pass computes: continuous batching with chunked prefill, decided without a tensor.
+"""Decide which tokens the next forward pass computes: continuous batching with chunked prefill, without tensors.
 
-Every step advances all rows that are decoding by one token, and spends what is left of the token budget on prompts: first on the
-one that is half done, then on waiting ones, oldest first. A request is admitted when the pages that it can ever need are free,
-so a row that runs is never short of room and nothing has to be thrown out.
+Every step advances all decoding rows by one token, and spends the rest of the token budget on prompts: first on the partly
+computed one, then on waiting ones, oldest first. A request is admitted when all pages that it can ever need are available, so a
+running row never lacks a page and is never preempted.
 """
 
 from collections import deque
@@ -17,9 +17,10 @@ from memrl.sampler.stop_strings import StopStrings
 
 @dataclass(eq=False)
 class Request:
-    """A prompt on its way through the sampler; `tag` is the caller's own and is never looked at.
+    """A prompt and its response so far.
 
     Attributes:
+        tag: any object of the caller; the sampler ignores it.
         ids, logprobs, full_logprobs, finish_reason: the response so far; see `Completion`.
     """
 
@@ -33,7 +34,7 @@ class Request:
     stopper: StopStrings | None = None
 
     def append(self, token: int, logprob: float, full_logprob: float) -> None:
-        """Take in a sampled token; sets `finish_reason` where it is the last."""
+        """Append a sampled token; sets `finish_reason` if it is the last."""
         self.ids.append(token)
         self.logprobs.append(logprob)
         self.full_logprobs.append(full_logprob)
@@ -49,35 +50,36 @@ class Request:
 
     @property
     def max_cached(self) -> int:
-        """Tokens that the cache must hold at most; the last sampled one is never fed back."""
+        """Most tokens that the cache has to hold; the last sampled token is never fed back."""
         return len(self.prompt_ids) + self.params.max_new_tokens - 1
 
 
 @dataclass(eq=False)
 class Row:
-    """A request that has pages.
+    """A request that holds pages.
 
     Attributes:
-        table: its pages, in the order of its tokens.
-        length: tokens in the cache, those of the step that is being planned included.
-        reserved: pages that it may still take.
-        node, previous_node: identities of the last two full pages that can be found, of `num_registered`.
+        table: its pages, in token order.
+        length: number of tokens in the cache, including the step that is being planned.
+        reserved: number of pages that it may still allocate.
+        prefix_id, previous_prefix_id: ids of the prefixes that end with the last and the second to last of its `num_registered`
+            full pages in the pool's index.
     """
 
     request: Request
     table: list[int]
     length: int
     reserved: int
-    node: int
+    prefix_id: int
     num_registered: int
-    previous_node: int = ROOT
+    previous_prefix_id: int = ROOT
 
     @property
     def is_decoding(self) -> bool:
         return self.length >= len(self.request.prompt_ids)
 
     def ids(self, start: int, end: int) -> list[int]:
-        """Token ids of its places start .. end-1, prompt and response."""
+        """Token ids at positions start .. end-1, prompt and response."""
         prompt = self.request.prompt_ids
         if end <= len(prompt):
             return prompt[start:end]
@@ -86,7 +88,7 @@ class Row:
 
 @dataclass
 class Chunk:
-    """Tokens start .. end-1 of a row, to be computed in this step."""
+    """Prompt tokens start .. end-1 of a row, to be computed in this step."""
 
     row: Row
     start: int
@@ -98,15 +100,15 @@ class Step:
     """One forward pass.
 
     Attributes:
-        chunks: prompt tokens; a row's earlier ones are in the cache.
-        decoding: one token each, at place `length - 1`; the last token of a prompt whose other tokens are cached counts as one.
-        fresh: pages that were just taken and hold nothing yet.
-        copies: (from, to) pages to be copied before the pass.
+        chunks: prompt tokens; the row's earlier tokens are in the cache.
+        decoding: rows with one token each, at position `length - 1`; also prompts of which only the last token is left.
+        new_pages: pages allocated in this step, with arbitrary content.
+        copies: (source, target) pages to copy before the forward pass.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
     decoding: list[Row] = field(default_factory=list)
-    fresh: list[int] = field(default_factory=list)
+    new_pages: list[int] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
 
     @property
@@ -115,18 +117,20 @@ class Step:
 
 
 class Scheduler:
+    """The queue of requests and the rows that hold pages."""
+
     def __init__(self, pool: PagePool, max_rows: int, max_tokens: int, share_prefixes: bool = True):
         """
         Args:
-            max_rows: rows that hold pages at the same time.
-            max_tokens: tokens of a step; rows that decode go through even if they are more.
-            share_prefixes: look for beginnings that are in the cache.
+            max_rows: most rows that hold pages at the same time.
+            max_tokens: token budget of a step; decoding rows are never held back by it.
+            share_prefixes: reuse cached prefixes.
         """
         self.pool, self.max_rows, self.max_tokens, self.share_prefixes = pool, max_rows, max_tokens, share_prefixes
         self.waiting: deque[Request] = deque()
-        self.rows: list[Row] = []  # in order of admission; at most one of them, the last, has prompt tokens left
+        self.rows: list[Row] = []  # in order of admission; only the last one can have prompt tokens left
         self._reserved = 0
-        self._fresh_tails: set[Key] = set()  # tails that the step being planned computes: to be copied in the next one
+        self._new_tails: set[Key] = set()  # tails computed by the step being planned; they can be copied in the next step
 
     @property
     def has_work(self) -> bool:
@@ -136,9 +140,9 @@ class Scheduler:
         return -(-num_tokens // self.pool.page_size)
 
     def submit(self, request: Request) -> None:
-        """Put a request at the end of the queue; ValueError for one that can never run."""
+        """Append a request to the queue; ValueError if it can never run."""
         if not request.prompt_ids:
-            raise ValueError("an empty prompt has no next token; give at least one token")
+            raise ValueError("an empty prompt cannot be completed; give at least one token")
         if self.pages_for(request.max_cached) > self.pool.num_pages:
             raise ValueError(
                 f"a prompt of {len(request.prompt_ids)} tokens with {request.params.max_new_tokens} new ones needs a cache of "
@@ -148,9 +152,9 @@ class Scheduler:
         self.waiting.append(request)
 
     def plan(self) -> Step:
-        """The next step's work. It counts as done: what it computes is in the rows' lengths and in the index."""
+        """The next step. The rows' lengths and the index are updated as if it had been computed already."""
         step = Step()
-        self._fresh_tails.clear()
+        self._new_tails.clear()
         for row in self.rows:
             if row.is_decoding:
                 self._extend(row, row.length + 1, step)
@@ -163,18 +167,18 @@ class Scheduler:
         return step
 
     def finish(self, rows: Iterable[Row]) -> None:
-        """Let go of rows whose requests have ended."""
-        leaving = set(map(id, rows))
+        """Remove rows whose requests are complete."""
+        finished = set(map(id, rows))
         for row in self.rows:
-            if id(row) in leaving:
+            if id(row) in finished:
                 self.pool.release(row.table)
                 self._reserved -= row.reserved
-        self.rows = [row for row in self.rows if id(row) not in leaving]
+        self.rows = [row for row in self.rows if id(row) not in finished]
 
     def abort(self) -> None:
-        """Forget every request and everything that the cache holds: a step that was cut off computed nothing.
+        """Drop every request and all cached content: an interrupted step computed nothing.
 
-        The books are made anew, not undone, because an interruption may have come between two of their lines.
+        The page pool is rebuilt instead of rolled back, because an interruption can leave it half updated.
         """
         self.waiting.clear()
         self.rows = []
@@ -186,11 +190,11 @@ class Scheduler:
         while self.waiting and budget > 0 and len(self.rows) < self.max_rows:
             request = self.waiting.popleft()
             match = self.pool.match(request.prompt_ids) if self.share_prefixes else Match([], ROOT)
-            if match.tail_key in self._fresh_tails:
-                skipped.append(request)  # its twin is being computed: in the next step all but the last token is there
+            if match.tail_key in self._new_tails:
+                skipped.append(request)  # this step computes an equal prompt: wait one step to copy all but the last token
                 continue
             if match.tail_page is not None and not self._fits(request, match):
-                match = Match(match.pages, match.node)  # the page to copy from takes room besides the copy
+                match = Match(match.pages, match.prefix_id)  # without the copy: both pages together do not fit
             if not self._fits(request, match):
                 self.waiting.appendleft(request)
                 break
@@ -198,30 +202,31 @@ class Scheduler:
         self.waiting.extendleft(reversed(skipped))
 
     def _fits(self, request: Request, match: Match) -> bool:
-        """Whether all the pages that the request can ever need are free, besides those that it shares."""
-        found = [*match.pages, *([] if match.tail_page is None else [match.tail_page])]
-        taken = sum(map(self.pool.is_kept, found))
-        return self._needed(request, match) <= self.pool.num_available - self._reserved - taken
+        """Whether all pages that the request can ever need, besides the shared ones, are available."""
+        shared = [*match.pages, *([] if match.tail_page is None else [match.tail_page])]
+        num_cached = sum(map(self.pool.is_cached, shared))
+        return self._needed(request, match) <= self.pool.num_available - self._reserved - num_cached
 
     def _needed(self, request: Request, match: Match) -> int:
         return self.pages_for(request.max_cached) - len(match.pages)
 
     def _start(self, request: Request, match: Match, budget: int, step: Step) -> int:
-        """Give a request its pages and its first tokens' work; returns how many tokens that takes of the budget."""
+        """Admit a request and plan its first tokens; returns how much of the token budget they use."""
         needed = self._needed(request, match)
         self.pool.share(match.pages)
         self._reserved += needed
         length = match.num_tokens(self.pool.page_size)
-        row = Row(request, list(match.pages), length, needed, match.node, len(match.pages))
+        row = Row(request, list(match.pages), length, needed, match.prefix_id, len(match.pages))
         self.rows.append(row)
         if match.tail_page is not None:
-            self.pool.share([match.tail_page])  # it must not be given away before it was copied
-            self._take_page(row, step)
+            self.pool.share([match.tail_page])  # it must not be evicted before it is copied
+            self._allocate(row, step)
             self.pool.release([match.tail_page])
             step.copies.append((match.tail_page, row.table[-1]))
         return self._prefill(row, budget, step)
 
     def _prefill(self, row: Row, budget: int, step: Step) -> int:
+        """Plan prompt tokens of a row, at most `budget`; returns their number."""
         prompt_ids = row.request.prompt_ids
         start, end = row.length, min(len(prompt_ids), row.length + budget)
         if start == end:
@@ -232,30 +237,30 @@ class Scheduler:
         else:
             step.chunks.append(Chunk(row, start, end))
         if end == len(prompt_ids) and self.share_prefixes:
-            # Whoever comes with the same prompt needs everything but its last token.
-            before = (end - 1) // self.pool.page_size
-            tail = tuple(prompt_ids[before * self.pool.page_size : end - 1])
+            # Later requests with the same prompt can reuse all but its last token.
+            num_full = (end - 1) // self.pool.page_size
+            tail = tuple(prompt_ids[num_full * self.pool.page_size : end - 1])
             if tail:
-                node = row.node if before == row.num_registered else row.previous_node
-                key = self.pool.register_tail(node, tail, row.table[before])
+                prefix_id = row.prefix_id if num_full == row.num_registered else row.previous_prefix_id
+                key = self.pool.register_tail(prefix_id, tail, row.table[num_full])
                 if key is not None:
-                    self._fresh_tails.add(key)
+                    self._new_tails.add(key)
         return end - start
 
     def _extend(self, row: Row, length: int, step: Step) -> None:
-        """Make room for a row's first `length` tokens, and let the pages that they fill be found."""
+        """Allocate pages for a row's first `length` tokens, and register the pages that they fill."""
         while len(row.table) * self.pool.page_size < length:
-            self._take_page(row, step)
+            self._allocate(row, step)
         row.length = length
         size = self.pool.page_size
         while self.share_prefixes and (row.num_registered + 1) * size <= length:
             first = row.num_registered * size
-            row.previous_node = row.node
-            row.node = self.pool.register(row.node, tuple(row.ids(first, first + size)), row.table[row.num_registered])
+            row.previous_prefix_id = row.prefix_id
+            row.prefix_id = self.pool.register(row.prefix_id, tuple(row.ids(first, first + size)), row.table[row.num_registered])
             row.num_registered += 1
 
-    def _take_page(self, row: Row, step: Step) -> None:
+    def _allocate(self, row: Row, step: Step) -> None:
         row.table.append(self.pool.allocate())
-        step.fresh.append(row.table[-1])
+        step.new_pages.append(row.table[-1])
         row.reserved -= 1
         self._reserved -= 1

@@ -1,4 +1,4 @@
-"""Where a response's text first contains a stop string, found while its tokens come."""
+"""Detect stop strings in a response while its tokens are sampled."""
 
 from collections.abc import Sequence
 
@@ -6,33 +6,33 @@ _LONGEST_CHARACTER = 4  # bytes, hence tokens
 
 
 class StopStrings:
-    """Watches one response for stop strings. Any of them counts, wherever tokens begin and end.
+    """Searches one response for any of several stop strings, which may begin and end inside tokens.
 
-    `push` decodes a window of the last tokens whose text is long enough for every stop string, so a token's cost does not depend
-    on the response's length. It agrees with a search of the whole decoded text for tokenizers whose text is that of the tokens'
-    bytes one after the other (byte-level ones, such as Qwen's) and for stop strings without U+FFFD.
+    `push` decodes a window of the last tokens, long enough for every stop string, so its cost does not depend on the response's
+    length. The result equals a search of the whole decoded text for tokenizers whose decoded text is the concatenation of the
+    tokens' bytes (byte-level ones, such as Qwen's) and for stop strings without U+FFFD.
     """
 
     def __init__(self, tokenizer, stops: Sequence[str]):
         """
         Args:
-            tokenizer: anything with `decode(ids) -> str`.
-            stops: strings of at least one character; with none, `push` is always False.
+            tokenizer: any object with `decode(ids) -> str`.
+            stops: strings of at least one character; without any, `push` is always False.
         """
         self.tokenizer, self.stops = tokenizer, tuple(stops)
         self.found = False
-        # A cut may leave parts of a character at the start, and decoders may strip a space there.
+        # A window can start inside a character, and decoders may strip a leading space.
         self._context = max(map(len, self.stops), default=0) + 2 * _LONGEST_CHARACTER
         self._window: list[int] = []
         self._text = ""
         self._next_trim = 2 * _LONGEST_CHARACTER
 
     def push(self, token_id: int) -> bool:
-        """Whether the response, now with this token, contains a stop string."""
+        """Append a token; returns whether the response now contains a stop string."""
         if self.found or not self.stops:
             return self.found
         text = self.tokenizer.decode([*self._window, token_id])
-        # Special tokens have no text: they would fill the window and push nothing out of it.
+        # Special tokens have no text and would only make the window longer.
         if text == self._text and not self.tokenizer.decode([token_id]):
             return False
         self._window.append(token_id)
@@ -43,17 +43,17 @@ class StopStrings:
         return self.found
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of a response, up to the first stop string in it."""
+        """The text of a response up to its first stop string."""
         text = self.tokenizer.decode(list(ids))
         starts = [start for start in (text.find(stop) for stop in self.stops) if start >= 0]
         return text[: min(starts, default=None)]
 
     def _trim(self) -> None:
-        """Drop the window's first half if the rest has text enough; otherwise wait until it has grown by half."""
+        """Drop the window's first half if the rest has enough text; otherwise try again when it has grown by half."""
         half = cut = len(self._window) // 2
         rest = self.tokenizer.decode(self._window[cut:])
         if len(rest) < self._context:
-            # Each token has a byte, so this many always hold text enough.
+            # Each token has at least one byte, so this many tokens always have enough text.
             cut = len(self._window) - _LONGEST_CHARACTER * self._context
             if cut < half:
                 self._next_trim = len(self._window) + half

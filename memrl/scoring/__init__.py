@@ -1,1 +1,1 @@
-"""What an answer is worth: verifiers, scores, reward functions in processes of their own, evidence."""
+"""Verifiers, scores, reward functions in worker processes, and tracing of gold answers."""

@@ -1,8 +1,8 @@
-"""Where in a reading the gold answer stood, and what became of it: by its words alone.
+"""Find the gold answers in the chunks and memories of a reading, by their words.
 
-A prompt of a memory turn is words of the prompt file around the question, the memory and a chunk, in an order that differs from
-prompt file to prompt file. Only the chunk differs from turn to turn besides the memory, and the memory is the turn before's
-response; that is enough to tell where in the prompt the chunk is, without the tokenizer or the prompt file.
+A memory turn's prompt is the prompt file's text around the question, the memory and a chunk, in an order that depends on the
+prompt file. From turn to turn only the chunk and the memory change, and the memory is the response of the turn before; this
+locates the chunk in the prompt without the tokenizer or the prompt file.
 """
 
 import re
@@ -16,11 +16,11 @@ _ARTICLES = {"a", "an", "the"}
 
 @dataclass(frozen=True)
 class Found:
-    """What is known of one chunk.
+    """The gold answers in one chunk and in the memory around it.
 
     Attributes:
-        evidence: where in the prompt the chunk holds a gold answer, as [start, end) of characters, in order.
-        held_before, held: whether the memory held a gold answer before and after it.
+        evidence: positions of gold answers in the chunk, as [start, end) in characters of the prompt, in order.
+        held_before, held: whether the memory held a gold answer before and after the chunk.
     """
 
     evidence: list[tuple[int, int]]
@@ -40,8 +40,8 @@ def trace_answers(prompts: Sequence[str], memories: Sequence[str], question: str
     """Follow the gold answers through the memory turns of a trajectory.
 
     Args:
-        prompts: of the memory turns, in order; empty ones where they are not known.
-        memories: their responses.
+        prompts: of the memory turns, in order; empty strings if unknown.
+        memories: the responses to them.
     """
     found, held = [], False
     for prompt, (low, high), memory in zip(prompts, chunk_spans(prompts, memories), memories, strict=True):
@@ -57,9 +57,9 @@ def trace_answers(prompts: Sequence[str], memories: Sequence[str], question: str
 
 
 def find_answers(text: str, answers: Sequence[str]) -> list[tuple[int, int]]:
-    """Where any of the answers stands in the text, word for word: [start, end), in order, without overlaps.
+    """Positions of any of the answers in the text, word for word: [start, end), in order, without overlaps.
 
-    Case, punctuation, spaces between the words and a leading article do not count.
+    Case, punctuation, spaces between the words and a leading article are ignored.
     """
     spans: list[tuple[int, int]] = []
     for start, end in sorted(m.span() for answer in answers if is_traceable(answer) for m in _pattern(answer).finditer(text)):
@@ -69,7 +69,7 @@ def find_answers(text: str, answers: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def is_traceable(answer: str) -> bool:
-    """Whether the answer's words say where it comes from; those of "yes" and "no" stand everywhere and tell nothing."""
+    """Whether the answer can be found by its words; "yes" and "no" are in any text and prove nothing."""
     words = re.findall(r"\w+", answer.casefold())
     return bool(answer.strip()) and "".join(words) not in _CLOSED
 
@@ -88,15 +88,15 @@ def _pattern(answer: str) -> re.Pattern:
 
 
 def _ends_words(char: str) -> bool:
-    # From Thai on (U+0E00) most scripts put no spaces between words; Latin and Greek go on in U+1E00 to U+1FFF.
+    # From Thai (U+0E00) on, most scripts put no spaces between words; U+1E00 to U+1FFF is Latin and Greek again.
     return char < "\u0e00" or "\u1e00" <= char < "\u2000"
 
 
 def chunk_spans(prompts: Sequence[str], memories: Sequence[str]) -> list[tuple[int, int]]:
-    """Where in each prompt of a trajectory's memory turns its chunk is, as [start, end) of characters.
+    """The position of the chunk in each prompt of a trajectory's memory turns, as [start, end) in characters.
 
-    What all prompts begin and end with is the prompt file's. Of what is left, the response of the turn before is the memory,
-    which stands at one of the ends. The first prompt's is unknown, so its span takes the words for "no memory" in. A span may
+    The common beginning and end of all prompts belong to the prompt file. In the rest, the response of the turn before is the
+    memory, at one of the two ends. The first memory is unknown, so the first span includes the words for "no memory". A span may
     miss characters that all chunks begin or end with.
     """
     if len(prompts) < 2:
@@ -104,39 +104,27 @@ def chunk_spans(prompts: Sequence[str], memories: Sequence[str]) -> list[tuple[i
     head = _common_length(prompts)
     tail = min(_common_length([prompt[::-1] for prompt in prompts]), min(map(len, prompts)) - head)
     known = [memory.strip() for memory in memories[:-1]]
-    pairs = [(prompt, memory) for prompt, memory in zip(prompts[1:], known, strict=True) if memory]
-    first = [_slot_after(prompt, memory, head) for prompt, memory in pairs]
-    last = [_slot_before(prompt, memory, tail) for prompt, memory in pairs]
-    memory_comes_first = sum(slot is not None for slot in first) >= sum(slot is not None for slot in last)
+    pairs = list(zip(prompts[1:], known, strict=True))
+    after_head = [_memory_end(prompt, memory, head) for prompt, memory in pairs]
+    before_tail = [_memory_end(prompt[::-1], memory[::-1], tail) for prompt, memory in pairs]
+    memory_comes_first = after_head.count(None) <= before_tail.count(None)
     spans = [(head, len(prompts[0]) - tail)]
-    for prompt, memory in zip(prompts[1:], known, strict=True):
-        low, high = head, len(prompt) - tail
+    for (prompt, memory), low, high in zip(pairs, after_head, before_tail, strict=True):
         if memory_comes_first:
-            slot = _slot_after(prompt, memory, head)
-            low = low + len(memory) if slot is None else slot[1]
+            spans.append((head + len(memory) if low is None else low, len(prompt) - tail))
         else:
-            slot = _slot_before(prompt, memory, tail)
-            high = high - len(memory) if slot is None else slot[0]
-        spans.append((low, high))
+            spans.append((head, len(prompt) - (tail + len(memory) if high is None else high)))
     return spans
 
 
 def _common_length(texts: Sequence[str]) -> int:
-    """Characters that all texts begin with; what the first and the last in order share, all share."""
+    """Length of the common prefix of all texts, which is that of the smallest and the largest."""
     first, last = min(texts), max(texts)
     return next((index for index, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
 
 
-def _slot_after(prompt: str, memory: str, head: int) -> tuple[int, int] | None:
-    """The memory where it begins no later than the common head does end; memories may begin alike, so it may begin earlier."""
+def _memory_end(prompt: str, memory: str, head: int) -> int | None:
+    """End of the memory behind the common head; it may begin inside the head if memories begin alike. None if it is not there."""
     gap = len(prompt[head:]) - len(prompt[head:].lstrip())
     start = prompt.rfind(memory, 0, head + gap + len(memory))
-    return None if start < 0 else (start, start + len(memory))
-
-
-def _slot_before(prompt: str, memory: str, tail: int) -> tuple[int, int] | None:
-    """The same from the end."""
-    body = prompt[: len(prompt) - tail]
-    gap = len(body) - len(body.rstrip())
-    start = prompt.find(memory, max(0, len(body) - gap - len(memory)))
-    return None if start < 0 else (start, start + len(memory))
+    return None if start < 0 else start + len(memory)

@@ -1,10 +1,10 @@
-"""Rewards, worked out in processes of their own, so that a slow or broken verifier neither stalls nor ends a run.
+"""Score responses in worker processes, so that a slow or broken reward function neither stalls nor ends a run.
 
-    score() -> a thread per worker hands over one response at a time and waits -> `reward_worker.py`, a process per worker
+    score() -> a thread per worker sends one response at a time and waits -> `reward_worker.py`, one process per worker
 
 The threads only wait, so any number of event loops may come and go, and the time limit holds while the sampler computes. The
-verifiers' long answers go to the workers too: one of 4,500 characters takes up to 2.5 ms, seconds for a batch of 2,048, where
-handing one over costs the trainer's process 0.2 to 0.35 ms; a short one takes 0.02 ms and stays (measured on two busy cores).
+built-in verifiers use the workers for long responses: 4,500 characters take up to 2.5 ms, seconds for a batch of 2,048, while
+sending them costs the trainer's process 0.2 to 0.35 ms; a short response takes 0.02 ms (measured on two busy cores).
 """
 
 import asyncio
@@ -21,18 +21,18 @@ from multiprocessing import Pipe
 from pathlib import Path
 
 from memrl.scoring.reward_worker import one_line
-from memrl.scoring.rewards import verifier_scores
+from memrl.scoring.scores import verifier_scores
 from memrl.types import Sample, Trajectory
 
 START_LIMIT_S = 120.0  # to import the reward function's file, which may load libraries
 ERRORS_PRINTED = 5
-SHORT = 400  # characters that the verifiers read in less time than it takes to hand them over
+SHORT = 400  # characters that take the verifiers less time than sending them to a worker
 
 
 class RewardPool(contextlib.AbstractContextManager):
     """Scores trajectories by a reward function, or by the strict verifier.
 
-    What the function raises, returns instead of a finite number, or does not do in time earns its trajectory reward 0 and an
+    If the function raises, returns anything but finite numbers, or exceeds the time limit, the trajectory gets reward 0 and an
     `error`; a worker that is stuck or dead is replaced.
     """
 
@@ -40,11 +40,11 @@ class RewardPool(contextlib.AbstractContextManager):
         """
         Args:
             function: `FILE.py:NAME`, see docs/rewards.md; None is the strict verifier.
-            workers: processes, each of which imports the file once.
-            timeout_s: seconds that one call of the function may take.
+            workers: number of processes; each imports the file once.
+            timeout_s: limit for one call of the function, in seconds.
 
         Raises:
-            ValueError: the function cannot be had, or a number makes no sense.
+            ValueError: the function cannot be loaded, or an argument is out of range.
         """
         if workers < 1:
             raise ValueError(f"reward.workers is {workers}; it must be at least 1")
@@ -52,12 +52,12 @@ class RewardPool(contextlib.AbstractContextManager):
             raise ValueError(f"reward.timeout_s is {timeout_s}; it must be above 0 and at most 86400, a day")
         self._function = function
         self._printed: set[str] = set()
-        self._workers = [_Worker(function, timeout_s) for _ in range(workers)]
+        self._workers: list[_Worker] = []
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         try:
-            for worker in self._workers:  # all start at once, and are waited for afterwards
-                worker.spawn()
-                self._idle.put(worker)
+            for _ in range(workers):  # start all before waiting for the first
+                self._workers.append(_Worker(function, timeout_s))
+                self._idle.put(self._workers[-1])
             for worker in self._workers:
                 worker.wait_until_ready()
         except BaseException as error:
@@ -69,9 +69,9 @@ class RewardPool(contextlib.AbstractContextManager):
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
 
     async def score(self, trajectory: Trajectory, sample: Sample) -> None:
-        """Set `reward`, `scores` and `error` in place, without holding up the event loop.
+        """Set `reward`, `scores` and `error` in place, without blocking the event loop.
 
-        `scores` has "strict" and "lenient"; with a function also "reward" and what other numbers it returned.
+        `scores` has "strict" and "lenient"; with a function also "reward" and the other numbers that it returned.
         """
         if self._function is None and len(trajectory.response) <= SHORT:
             scores, error = verifier_scores(trajectory.response, sample.answers, sample.match), ""
@@ -83,10 +83,10 @@ class RewardPool(contextlib.AbstractContextManager):
         if error and error not in self._printed and len(self._printed) < ERRORS_PRINTED:
             self._printed.add(error)
             last = "; further kinds of errors are counted, not printed" if len(self._printed) == ERRORS_PRINTED else ""
-            print(f"reward function {self._function}: {error}; the trajectory earns 0{last}", file=sys.stderr, flush=True)
+            print(f"reward function {self._function}: {error}; reward 0{last}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """End all workers at once; what they were scoring is lost."""
+        """Kill all workers at once; scores in progress are lost."""
         for worker in self._workers:
             worker.retire()
         self._threads.shutdown(cancel_futures=True)
@@ -97,14 +97,14 @@ class RewardPool(contextlib.AbstractContextManager):
         self.close()
 
     def _call(self, response: str, sample: Sample) -> tuple[dict[str, float], str]:
-        """Scores and error; runs in one of as many threads as there are workers, so one is always idle."""
+        """Scores and error. Runs in one of as many threads as there are workers, so a worker is always idle."""
         worker = self._idle.get()
         try:
-            # The verifiers do not read metadata, so it need not travel.
+            # The verifiers do not read metadata, so it is not sent to them.
             metadata = {} if self._function is None else sample.metadata
             reply = worker.ask(json.dumps([response, list(sample.answers), sample.match, metadata]).encode())
             return reply["scores"], reply["error"]
-        except Exception as error:  # whatever it is, the run goes on
+        except Exception as error:  # any failure here is this trajectory's error; the run continues
             scores = verifier_scores(response, sample.answers, sample.match)
             return (scores, "") if self._function is None else (scores | {"reward": 0.0}, one_line(error))
         finally:
@@ -112,33 +112,33 @@ class RewardPool(contextlib.AbstractContextManager):
 
 
 class _Worker:
-    """A process that is started again after it died. One thread at a time uses it; `retire` may come from any."""
+    """A process that is started again after it died. One thread at a time uses it; any thread may call `retire`."""
 
     def __init__(self, function: str | None, timeout_s: float):
         self._arguments = [str(timeout_s), *([] if function is None else [function])]
         self._timeout_s = timeout_s
-        self._process = self._connection = None
         self._retired, self._lock = False, threading.Lock()
+        self._spawn()
 
-    def spawn(self) -> None:
-        connection, remote = Pipe()
+    def _spawn(self) -> None:
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])),
-            # A function may walk through a set; without this each worker would do so in an order of its own.
+            # A function may iterate over a set; without this the order would differ between workers.
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
         }
-        with remote, self._lock:
+        with self._lock:
             if self._retired:
                 raise RuntimeError("the reward pool is closed")
-            self._process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "memrl.scoring.reward_worker", str(remote.fileno()), *self._arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                pass_fds=[remote.fileno()],
-                env=environment,
-                start_new_session=True,  # Ctrl-C is for the trainer; and the function's own children can be killed as a group
-            )
-        self._connection = connection
+            self._connection, remote = Pipe()
+            with remote:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-u", "-m", "memrl.scoring.reward_worker", str(remote.fileno()), *self._arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,
+                    pass_fds=[remote.fileno()],
+                    env=environment,
+                    start_new_session=True,  # Ctrl-C goes to the trainer alone, and the function's children can be killed too
+                )
 
     def wait_until_ready(self) -> None:
         error = self._receive("importing the file", START_LIMIT_S)["error"]
@@ -147,13 +147,13 @@ class _Worker:
             raise ChildProcessError(error)
 
     def ask(self, request: bytes) -> dict:
-        """The reply to one request; TimeoutError or ChildProcessError where there is none."""
-        # Idle workers have nothing to say: what can be read is the end, of one that the kernel killed for memory, say.
-        if self._connection is None or self._connection.poll():
+        """Send one request and return the reply; TimeoutError or ChildProcessError without one."""
+        # An idle worker sends nothing: only the end of a dead one can be read (killed by the kernel for memory, for example).
+        if self._connection.closed or self._connection.poll():
             self.discard()
-            self.spawn()
+            self._spawn()
             self.wait_until_ready()
-        with contextlib.suppress(OSError):  # a broken pipe; receiving says why
+        with contextlib.suppress(OSError):  # a broken pipe; `_receive` reports the cause
             self._connection.send_bytes(request)
         return self._receive("scoring", self._timeout_s)
 
@@ -170,21 +170,18 @@ class _Worker:
         raise TimeoutError(f"{doing} took longer than {limit_s:g} s")
 
     def retire(self) -> None:
-        """Kill the process and never start another."""
+        """Kill the process and start no other."""
         with self._lock:
             self._retired = True
             self._kill()
 
     def discard(self) -> None:
-        """Kill the process, what it started, and forget the connection to it."""
+        """Kill the process and its children, and close the connection."""
         self._kill()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._connection.close()
 
     def _kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            # A process that is exiting already keeps its own exit status.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it is exiting, and keeps its own exit status
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

@@ -1,8 +1,8 @@
-"""One process that scores responses for the reward pool: `python -m memrl.scoring.reward_worker SOCKET TIMEOUT_S [FILE.py:NAME]`.
+"""A worker process of the reward pool: `python -m memrl.scoring.reward_worker SOCKET TIMEOUT_S [FILE.py:NAME]`.
 
-It answers requests [response, answers, match, metadata] with {"scores": {name: number}, "error": text}, both JSON, on a socket
-that it inherits as a file descriptor. Standard output stays the function's own, so nothing that it prints can be taken for a
-reply. The function runs in the main thread, the only one in which Python lets it set alarms.
+It answers requests [response, answers, match, metadata] with {"scores": {name: number}, "error": text}, both JSON, over a socket
+inherited as a file descriptor. Standard output belongs to the reward function, so its prints cannot be mistaken for replies. The
+function runs in the main thread, the only one in which Python allows setting alarms.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from memrl.scoring.rewards import verifier_scores
+from memrl.scoring.scores import verifier_scores
 
 ERROR_CHARACTERS = 300
 ORPHAN_GRACE_S = 2.0
 
 
 def main(socket: int, timeout_s: float, specification: str | None) -> None:
-    outlive_signals()
+    ignore_signals()
     os.set_inheritable(socket, False)
     connection = Connection(socket)
     threading.Thread(target=end_with_parent, args=(socket,), daemon=True).start()
@@ -41,37 +41,36 @@ def main(socket: int, timeout_s: float, specification: str | None) -> None:
     with contextlib.suppress(EOFError, OSError):  # the trainer is gone
         while True:
             request = json.loads(connection.recv_bytes())
-            # The pool kills what takes too long. Where the pool is gone and the function holds the interpreter, so that the
-            # thread above cannot run either, the kernel ends the process.
+            # The pool kills a call that takes too long. If the pool is gone and the function holds the interpreter lock, so that
+            # the thread above cannot run either, this alarm ends the process.
             signal.setitimer(signal.ITIMER_REAL, timeout_s + ORPHAN_GRACE_S)
             reply = judge(function, *request)
             signal.setitimer(signal.ITIMER_REAL, 0)
             connection.send_bytes(json.dumps(reply).encode())
 
 
-def outlive_signals() -> None:
-    """Leave SIGINT and SIGTERM to the trainer, which wants the rewards of its last step; what the function forks gets both.
+def ignore_signals() -> None:
+    """Leave SIGINT and SIGTERM to the trainer, which needs the rewards of its last step; forked children handle both as usual.
 
-    Handlers that do nothing, not SIG_IGN, because programs that the function starts would inherit that.
+    Handlers that do nothing, not SIG_IGN, because programs started by the function would inherit SIG_IGN.
     """
-
     for number in (signal.SIGINT, signal.SIGTERM):
         usual = signal.signal(number, lambda *_: None)
         os.register_at_fork(after_in_child=partial(signal.signal, number, usual))
 
 
 def end_with_parent(socket: int) -> None:
-    """Wait until the other end of the socket is closed, then kill this process and all that the function has started."""
+    """Wait until the other end of the socket is closed, then kill this process and the function's children."""
     poll = select.poll()
-    poll.register(socket, 0)  # no event asked for: only a hang-up is reported, never a request
+    poll.register(socket, 0)  # event mask 0: only a hang-up is reported, never a request
     poll.poll()
     os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def load_function(specification: str) -> Callable[[str, list[str], dict], Any]:
-    """The function that `FILE.py:NAME` names; ValueError says in one line why there is none.
+    """Load the function `FILE.py:NAME`; a ValueError gives the reason in one line if that fails.
 
-    The file's folder is put on the import path, as Python does for a script.
+    The file's folder is added to the import path, as Python does for a script.
     """
     path, _, name = specification.rpartition(":")
     if not path.endswith(".py") or not name:
@@ -81,11 +80,12 @@ def load_function(specification: str) -> Callable[[str, list[str], dict], Any]:
     path = os.path.abspath(path)
     sys.path.insert(0, os.path.dirname(path))
     module_spec = importlib.util.spec_from_file_location(os.path.basename(path).removesuffix(".py"), path)
+    assert module_spec is not None and module_spec.loader is not None  # the name ends in .py
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module
     try:
         module_spec.loader.exec_module(module)
-    except BaseException as error:  # SystemExit too: whatever the file does, the user is told
+    except BaseException as error:  # SystemExit too
         raise ValueError(f"importing the file raised {one_line(error)}") from error
     if not hasattr(module, name):
         functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
@@ -101,7 +101,7 @@ def load_function(specification: str) -> Callable[[str, list[str], dict], Any]:
 
 
 def judge(function: Callable | None, response: str, answers: list[str], match: str, metadata: dict) -> dict[str, Any]:
-    """A reply: the verifiers' scores and, where there is a function, its own; an error earns "reward" 0."""
+    """The reply to one request: the verifiers' scores and the function's, if there is one; an error gives "reward" 0."""
     scores = verifier_scores(response, answers, match)
     if function is None:
         return {"scores": scores, "error": ""}
@@ -114,15 +114,15 @@ def judge(function: Callable | None, response: str, answers: list[str], match: s
 
 
 def numbers_of(result: Any) -> dict[str, float]:
-    """What a reward function returned as finite numbers by name, "reward" among them; TypeError or ValueError if it is not."""
+    """The result of a reward function as finite numbers by name, "reward" among them; TypeError or ValueError otherwise."""
     named = result if isinstance(result, dict) else {"reward": result}
     if "reward" not in named:
         raise ValueError('the returned dict has no "reward"')
     numbers = {}
     for name, value in named.items():
         if not isinstance(name, str) or name in ("strict", "lenient"):
-            raise ValueError(f"a score cannot be named {name!r}; strict and lenient are the verifiers', others are any text")
-        if not hasattr(value, "__float__"):  # float() would read text as well
+            raise ValueError(f"a score cannot be named {name!r}; names are text, and strict and lenient are taken")
+        if not hasattr(value, "__float__"):  # float() would parse text too
             raise TypeError(f"{name} is {value!r}, not a number")
         numbers[name] = float(value)
         if not math.isfinite(numbers[name]):
@@ -131,7 +131,7 @@ def numbers_of(result: Any) -> dict[str, float]:
 
 
 def one_line(error: BaseException) -> str:
-    """Type and message, without line breaks, cut where it gets long."""
+    """Type and message in one line of at most ERROR_CHARACTERS."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
     return text if len(text) <= ERROR_CHARACTERS else text[: ERROR_CHARACTERS - 3] + "..."
 
