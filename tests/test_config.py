@@ -379,7 +379,7 @@ def test_bounds_refuse_what_lies_outside_and_say_what_is_allowed():
     class Options:
         inclusive: float = bounded(1, 0, 1)
         exclusive: float = bounded(0.5, above=0, below=1, why="it is a share")
-        optional: "float | None" = bounded(None, above=1)
+        optional: float | None = bounded(None, above=1)
 
     for right in (Options(), Options(inclusive=0), Options(optional=1.5)):
         check_options(right)
