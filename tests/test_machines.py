@@ -47,14 +47,14 @@ def test_a_rank_that_shares_folder_and_settings_may_have_its_files_elsewhere(sec
 
 
 def test_a_rank_with_a_folder_of_its_own_is_refused(second_rank):
-    with pytest.raises(ValueError, match=r"rank 1 on .* does not find what rank 0 writes into .*second; give a run_dir"):
+    with pytest.raises(ValueError, match=r"rank 1 on .* cannot read what rank 0 writes into .*second; give a run_dir"):
         second_rank("second", TrainConfig(), {"data": "a"})
 
 
 def test_a_rank_with_a_leftover_of_the_same_folder_is_refused(second_rank, tmp_path):
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / ".lock").write_text("of another start")
-    with pytest.raises(ValueError, match="does not find"):
+    with pytest.raises(ValueError, match="cannot read"):
         second_rank("copy", TrainConfig(), {"data": "a"})
 
 
