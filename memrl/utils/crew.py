@@ -1,4 +1,4 @@
-"""Coroutines at work, so many at a time: what every llm drives its agents with."""
+"""Run coroutines with bounded concurrency."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
@@ -8,16 +8,17 @@ T = TypeVar("T")
 
 
 class Crew(Generic[T]):
-    """
+    """Tasks of an iterable's coroutines, at most `limit` at a time.
+
     Attributes:
-        live: the tasks that are not known to have ended.
+        live: running tasks, and finished ones until the next `settle`.
     """
 
     def __init__(self, agents: Iterable[Coroutine[Any, Any, T]], limit: int):
         """
         Args:
-            agents: asked for one by one as there is room, so they may be made lazily.
-            limit: agents at work at a time.
+            agents: taken one by one when there is room, so a generator may create them late.
+            limit: most tasks at a time.
         """
         self._agents, self._source, self._limit = agents, iter(agents), limit
         self._tasks: list[asyncio.Task[T]] = []
@@ -25,7 +26,7 @@ class Crew(Generic[T]):
         self.live: set[asyncio.Task[T]] = set()
 
     def fill(self) -> bool:
-        """Start agents while there is room; False once all have ended."""
+        """Start tasks while there is room; False if all have finished."""
         while not self._is_complete and len(self.live) < self._limit:
             agent = next(self._source, None)
             if agent is None:
@@ -36,7 +37,7 @@ class Crew(Generic[T]):
         return bool(self.live)
 
     def settle(self) -> None:
-        """Take leave of those that have ended; what an agent raised is raised now, not after hours of the others' work."""
+        """Drop finished tasks; re-raise their errors."""
         ended = {task for task in self.live if task.done()}
         self.live -= ended
         for task in ended:
@@ -47,11 +48,11 @@ class Crew(Generic[T]):
         return [task.result() for task in self._tasks]
 
     async def dismiss(self) -> None:
-        """Cancel those at work, and close those that never began."""
+        """Cancel running tasks and close coroutines that were not started."""
         for task in self.live:
             task.cancel()
-        # One error is raised elsewhere; the others' must be looked at too, or asyncio prints each of them.
+        # Retrieves the errors of all tasks; asyncio would print those that nothing retrieved.
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if isinstance(self._agents, Sequence):  # a generator has not made them
+        if isinstance(self._agents, Sequence):  # a generator has not created the others yet
             for agent in self._source:
                 agent.close()
