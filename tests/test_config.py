@@ -1,4 +1,4 @@
-"""Settings: the defaults are the original's run, and every mistake is one line that names it."""
+"""Settings: the algorithm's defaults are the original's, and every mistake is one line that names it."""
 
 import ast
 import dataclasses
@@ -357,7 +357,7 @@ def test_settings_that_would_fail_later_are_refused_at_once(options, words):
         validate(config)
 
 
-def test_a_model_of_ones_own_is_validated_on_documents_of_ones_own(tmp_path):
+def test_a_users_own_model_is_validated_on_the_users_own_documents(tmp_path):
     config = TrainConfig()
     config.model.path, config.data.path = str(tmp_path), str(tmp_path / "data.jsonl")
     (tmp_path / "data.jsonl").touch()

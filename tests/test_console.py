@@ -119,7 +119,7 @@ def test_a_finished_miniature_names_commands_that_read_evaluate_and_show_it():
     assert next_commands(config) == [read, evaluate]
 
 
-def test_a_run_of_ones_own_model_is_evaluated_on_its_validation_file():
+def test_a_run_of_the_users_own_model_is_evaluated_on_its_validation_file():
     config = TrainConfig(run_dir="run")
     config.model.path, config.validation.path = "folder", "dev.jsonl"
     assert next_commands(config)[:2] == [

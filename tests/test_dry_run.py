@@ -107,7 +107,7 @@ def count_sizes_of(config):
     return count_sizes(read_config(config.model.path), weights_dtype(config.model), config.model.lora_rank)
 
 
-def test_without_a_tokenizer_the_prompt_is_estimated_and_that_is_said(train, seven, capsys):
+def test_without_a_tokenizer_the_prompt_is_estimated_and_the_output_says_so(train, seven, capsys):
     config = train.parse(arguments(seven, "memagent_7b"))
     train.main(arguments(seven, "memagent_7b"))
     assert f"estimated, since {seven} holds no tokenizer" in capsys.readouterr().out
@@ -220,7 +220,7 @@ def test_what_is_advised_fits_and_less_does_not(train, tmp_path, config_name, co
             assert not fits({other: value for other, value in fix.items() if other != key})
 
 
-def test_where_nothing_helps_that_is_said(train, fourteen, capsys):
+def test_a_run_that_no_setting_makes_fit_gets_other_advice(train, fourteen, capsys):
     assert train.main(arguments(fourteen, "memagent_14b", "--gpu_gib", "24")) == 2
     assert all("take more GPUs or a smaller model" in line for line in verdicts(capsys.readouterr().out).values())
 

@@ -144,7 +144,7 @@ def test_checkpoints_appear_whole_and_only_the_last_are_kept(make):
     assert engine.state == "after 3"
 
 
-def test_damaged_checkpoints_are_named_with_the_way_out(make):
+def test_damaged_checkpoints_are_named_with_what_to_do(make):
     folder = make()
     folder.open(TrainConfig(), INPUTS)
     saved(folder, 1, 2)
@@ -198,7 +198,7 @@ def test_the_export_is_the_checkpoints_and_model_is_the_last_ones(make):
 
 
 @pytest.mark.parametrize("moment", ["before the swap", "within the swap", "after the swap"])
-def test_a_kill_while_model_is_replaced_is_made_up_for(make, moment):
+def test_a_kill_while_model_is_replaced_is_repaired(make, moment):
     folder = make()
     folder.open(TrainConfig(), INPUTS)
     saved(folder, 1, 2)
@@ -229,7 +229,7 @@ def no_room_for_an_export(path):
 
 
 @pytest.mark.parametrize(("engine", "export"), [(FullDisk(), exporter("x")), (FakeEngine(), no_room_for_an_export)])
-def test_a_full_disk_leaves_the_checkpoint_before_and_says_so_in_one_line(make, engine, export):
+def test_a_full_disk_leaves_the_earlier_checkpoint_and_is_a_one_line_error(make, engine, export):
     folder = make()
     folder.open(TrainConfig(), INPUTS)
     saved(folder, 1)

@@ -126,7 +126,7 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step(launch):
     assert errors.count("finishing step") == 1 and "exitcode  : 130" in errors
 
 
-def test_torchrun_told_to_stop_lets_its_ranks_finish_the_step(launch):
+def test_a_signal_to_torchrun_lets_its_ranks_finish_the_step(launch):
     run = launch("steps", ranks=2)
     run.wait_for_step(2)
     run.kill(signal.SIGTERM)

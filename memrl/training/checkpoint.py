@@ -70,7 +70,8 @@ class RunFolder:
                 is "no"; its last checkpoint cannot be resumed; the ranks do not share the folder, or differ in settings or
                 inputs.
         """
-        problem, step, mark, mine = None, 0, uuid.uuid4().hex, config.to_dict() | {"inputs": inputs}
+        problem, step, mark = None, 0, uuid.uuid4().hex
+        mine = config.to_dict() | {"inputs": inputs}
         if distributed.rank() == 0:
             try:
                 step = self._open(config, mine, mark)
@@ -145,16 +146,11 @@ class RunFolder:
         """
         temporary = self.checkpoints / f"tmp-{step}"
         what = f"the checkpoint after step {step}"
-
-        def complete() -> None:
-            self._complete(temporary, step, export)
-            self._tidy(step, keep_last)
-
         self._on_rank_0(what, temporary, lambda: make_empty(temporary))
         self._together(what, temporary, lambda: engine.save(temporary))
-        self._on_rank_0(what, temporary, complete)
+        self._on_rank_0(what, temporary, lambda: self._complete(temporary, step, keep_last, export))
 
-    def _complete(self, temporary: Path, step: int, export: Callable[[Path], None] | None) -> None:
+    def _complete(self, temporary: Path, step: int, keep_last: int, export: Callable[[Path], None] | None) -> None:
         if export is not None:
             export(temporary / "model")
         state = {"step": step, "world_size": distributed.world_size()}
@@ -166,8 +162,6 @@ class RunFolder:
         sync_tree(temporary)
         temporary.rename(self.checkpoints / f"step-{step}")
         sync_path(self.checkpoints)
-
-    def _tidy(self, step: int, keep_last: int) -> None:
         self._publish(step)
         for old in self._steps()[:-keep_last]:
             # Renamed first, so that a half-deleted checkpoint is never taken for a whole one.

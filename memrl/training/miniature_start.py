@@ -1,9 +1,9 @@
 """Make the miniature's start: train random weights, in under a minute, to read documents with one systematic error.
 
-A small model trained on the task alone does not learn to look things up in reasonable time. So it first learns that on random text
-that quotes itself, and then the form of the task from a teacher with one error: if a chunk *ends* in a fact about another name, the
-teacher mostly replaces the memory by that fact. A model that copies this teacher answers short documents and loses the answer in
-long ones. Reinforcement learning must unlearn the error from right and wrong answers alone.
+A small model trained on the task alone does not learn to look things up in reasonable time. So it first learns that on random
+text that quotes itself, and then the form of the task from a teacher with one error: if a chunk *ends* in a fact about another
+name, the teacher mostly replaces the memory by that fact. A model that copies this teacher answers short documents and loses the
+answer in long ones. Reinforcement learning must unlearn the error from right and wrong answers alone.
 """
 
 import math
@@ -75,8 +75,8 @@ def build_model(vocab_size: int, seed: int) -> Transformer:
 def look_back(q_proj: nn.Linear, k_proj: nn.Linear, frequencies: Tensor, strength: float = 6.0, num_fast: int = 2) -> None:
     """Set the biases so that head h initially attends to the token 1 + h places back, for almost any tokens.
 
-    Every key gets the same bias b on its fastest rotary pairs, and head h's query gets b rotated by -(1 + h) positions. The rotary
-    embedding rotates both by their own positions, so their product is largest if the key is 1 + h places before the query.
+    Every key gets the same bias b on its fastest rotary pairs, and head h's query gets b rotated by -(1 + h) positions. The
+    rotary embedding rotates both by their own positions, so their product is largest if the key is 1 + h places before the query.
 
     Args:
         frequencies: fp32 [D/2], radians per position of each pair.
