@@ -1,4 +1,4 @@
-"""Settings: the defaults are the original's run, and every mistake is one line that names it."""
+"""Settings: the algorithm's defaults are the original's, and every mistake is one line that names it."""
 
 import ast
 import dataclasses
@@ -65,7 +65,6 @@ ORIGINAL = {
     "rl.micro_batch_tokens": 16384,
     "optim.lr": 1e-6,
     "optim.min_lr_ratio": 1.0,
-    "optim.warmup_updates": 20,
     "optim.beta1": 0.9,
     "optim.beta2": 0.999,
     "optim.weight_decay": 0.01,
@@ -118,6 +117,13 @@ def test_every_field_has_a_docstring():
             for field, after in zip(node.body, [*node.body[1:], None], strict=True):
                 if isinstance(field, ast.AnnAssign) and "field(default_factory=" not in ast.unparse(field):
                     assert isinstance(after, ast.Expr), f"{node.name}.{ast.unparse(field.target)} has no docstring"
+
+
+def test_the_page_of_settings_is_up_to_date():
+    spec = importlib.util.spec_from_file_location("make_settings", REPO / "docs" / "make_settings.py")
+    make_settings = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make_settings)
+    assert make_settings.PAGE.read_text(encoding="utf-8") == make_settings.page(), "run python docs/make_settings.py"
 
 
 # Files and command line
@@ -351,7 +357,7 @@ def test_settings_that_would_fail_later_are_refused_at_once(options, words):
         validate(config)
 
 
-def test_a_model_of_ones_own_is_validated_on_documents_of_ones_own(tmp_path):
+def test_a_users_own_model_is_validated_on_the_users_own_documents(tmp_path):
     config = TrainConfig()
     config.model.path, config.data.path = str(tmp_path), str(tmp_path / "data.jsonl")
     (tmp_path / "data.jsonl").touch()
@@ -364,3 +370,27 @@ def test_a_model_of_ones_own_is_validated_on_documents_of_ones_own(tmp_path):
         validate_start(config)
     config.validation.path = config.data.path
     validate_start(config)
+
+
+def test_bounds_refuse_what_lies_outside_and_say_what_is_allowed():
+    from memrl.utils.bounds import bounded, check_options
+
+    @dataclasses.dataclass
+    class Options:
+        inclusive: float = bounded(1, 0, 1)
+        exclusive: float = bounded(0.5, above=0, below=1, why="it is a share")
+        optional: float | None = bounded(None, above=1)
+
+    for right in (Options(), Options(inclusive=0), Options(optional=1.5)):
+        check_options(right)
+    for wrong, message in (
+        (Options(inclusive=1.5), "inclusive is 1.5; it must be between 0 and 1"),
+        (Options(inclusive=float("nan")), "inclusive is nan; it must be between 0 and 1"),
+        (Options(exclusive=0), "exclusive is 0; it must be above 0 and below 1; it is a share"),
+        (Options(exclusive=1), "exclusive is 1; it must be above 0 and below 1; it is a share"),
+        (Options(optional=1), "optional is 1; it must be above 1, or null"),
+        (Options(optional=float("inf")), "optional is inf; it must be above 1, or null"),
+    ):
+        with pytest.raises(ValueError) as error:
+            check_options(wrong)
+        assert str(error.value) == message

@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from memrl.training.console import StepTable
+from memrl.config import TrainConfig
+from memrl.training.console import StepTable, next_commands
 
 METRICS = {
     "reward/mean": 0.5416,
@@ -103,3 +104,25 @@ def test_dumb_terminal_gets_plain_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     lines = run_steps(Terminal(), range(1, 8))
     assert [line.split()[0] for line in lines] == ["step", "1/400", "4/400", "7/400", "train"]
+
+
+def test_a_finished_miniature_names_commands_that_read_evaluate_and_show_it():
+    from memrl.data.needle import make_sample
+
+    config = TrainConfig(run_dir="runs/my tiny")
+    read, evaluate, trace = next_commands(config)
+    assert "memrl data needle --chunks 512 --seed 1 --out needle.txt" in read
+    assert f"memrl infer needle.txt -q \"{make_sample(512, 1).question}\" --model 'runs/my tiny/model'" in read
+    assert evaluate == "memrl eval --model 'runs/my tiny/model' --task needle --lengths 1,8,64,512"
+    assert trace == "memrl trace 'runs/my tiny/rollouts.jsonl' --out 'runs/my tiny/rollouts.html'"
+    config.log.rollouts = 0
+    assert next_commands(config) == [read, evaluate]
+
+
+def test_a_run_of_the_users_own_model_is_evaluated_on_its_validation_file():
+    config = TrainConfig(run_dir="run")
+    config.model.path, config.validation.path = "folder", "dev.jsonl"
+    assert next_commands(config)[:2] == [
+        'memrl infer FILE.txt -q "QUESTION" --model run/model',
+        "memrl eval --model run/model --task dev.jsonl",
+    ]

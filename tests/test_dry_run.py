@@ -104,15 +104,16 @@ def test_the_table_is_that_of_the_plan(train, seven, capsys):
 def count_sizes_of(config):
     from memrl.model import read_config
 
-    return count_sizes(read_config(config.model.path), weights_dtype(config), config.model.lora_rank)
+    return count_sizes(read_config(config.model.path), weights_dtype(config.model), config.model.lora_rank)
 
 
-def test_without_a_tokenizer_the_prompt_is_estimated_and_that_is_said(train, seven, capsys):
+def test_without_a_tokenizer_the_prompt_is_estimated_and_the_output_says_so(train, seven, capsys):
+    config = train.parse(arguments(seven, "memagent_7b"))
     train.main(arguments(seven, "memagent_7b"))
     assert f"estimated, since {seven} holds no tokenizer" in capsys.readouterr().out
     # Question, memory, section and new memory, and some words around them.
     limits = 1024 + 1024 + 5000 + 1024
-    assert limits + 50 < longest_tokens(train.parse(arguments(seven, "memagent_7b")))[0] < limits + 300
+    assert limits + 50 < longest_tokens(config.agent, str(seven))[0] < limits + 300
 
 
 def test_with_a_tokenizer_the_longest_turn_is_the_runs_own(train, tmp_path):
@@ -121,7 +122,7 @@ def test_with_a_tokenizer_the_longest_turn_is_the_runs_own(train, tmp_path):
     from tests.tiny_folder import make_folder, make_tokenizer
 
     config = train.parse(arguments(make_folder(tmp_path / "model"), "memagent_7b"))
-    longest, source = longest_tokens(config)
+    longest, source = longest_tokens(config.agent, config.model.path)
     assert longest == longest_turn(make_tokenizer(), build_agent(config)) and "folder's tokenizer" in source
 
 
@@ -132,7 +133,7 @@ def test_the_estimate_of_the_prompt_is_near(train, seven, shared_data):
 
     config = train.parse(arguments(seven, "memagent_7b"))
     exact = longest_turn(load_tokenizer(shared_data / "tokenizer" / "qwen2.5-instruct"), build_agent(config))
-    assert longest_tokens(config)[0] == pytest.approx(exact, rel=0.02)
+    assert longest_tokens(config.agent, config.model.path)[0] == pytest.approx(exact, rel=0.02)
 
 
 # Exit codes and refusals
@@ -200,7 +201,7 @@ def test_numbers_of_gpus_are_read_from_text():
 def test_what_is_advised_fits_and_less_does_not(train, tmp_path, config_name, count):
     folder = model_folder(tmp_path / "model", SEVEN if "7b" in config_name else FOURTEEN)
     config = train.parse(arguments(folder, config_name))
-    sizes, longest = count_sizes_of(config), longest_tokens(config)[0]
+    sizes, longest = count_sizes_of(config), longest_tokens(config.agent, config.model.path)[0]
 
     def fits(change: dict) -> bool:
         changed = _changed(config, change)
@@ -219,7 +220,7 @@ def test_what_is_advised_fits_and_less_does_not(train, tmp_path, config_name, co
             assert not fits({other: value for other, value in fix.items() if other != key})
 
 
-def test_where_nothing_helps_that_is_said(train, fourteen, capsys):
+def test_a_run_that_no_setting_makes_fit_gets_other_advice(train, fourteen, capsys):
     assert train.main(arguments(fourteen, "memagent_14b", "--gpu_gib", "24")) == 2
     assert all("take more GPUs or a smaller model" in line for line in verdicts(capsys.readouterr().out).values())
 

@@ -30,13 +30,13 @@ def second_rank(monkeypatch, tmp_path):
     monkeypatch.setattr(agreement, "VISIBLE_S", 0.2)
     monkeypatch.setattr(distributed, "gather_lists", lambda items: items)
     monkeypatch.setattr(distributed, "from_rank_0", lambda value: value)
-    told = []
+    sent = []
     with monkeypatch.context() as first:
         first.setattr(distributed, "rank", lambda: 0)
-        first.setattr(distributed, "from_rank_0", lambda value: told.append(value) or value)
+        first.setattr(distributed, "from_rank_0", lambda value: sent.append(value) or value)
         RunFolder(tmp_path / "first").open(TrainConfig(), {"data": "a"})
     monkeypatch.setattr(distributed, "rank", lambda: 1)
-    monkeypatch.setattr(distributed, "from_rank_0", lambda value: told[0])
+    monkeypatch.setattr(distributed, "from_rank_0", lambda value: sent[0])
     return lambda name, config, inputs: RunFolder(tmp_path / name).open(config, inputs)
 
 
@@ -47,14 +47,14 @@ def test_a_rank_that_shares_folder_and_settings_may_have_its_files_elsewhere(sec
 
 
 def test_a_rank_with_a_folder_of_its_own_is_refused(second_rank):
-    with pytest.raises(ValueError, match=r"rank 1 on .* does not find what rank 0 writes into .*second; give a run_dir"):
+    with pytest.raises(ValueError, match=r"rank 1 on .* cannot read what rank 0 writes into .*second; give a run_dir"):
         second_rank("second", TrainConfig(), {"data": "a"})
 
 
 def test_a_rank_with_a_leftover_of_the_same_folder_is_refused(second_rank, tmp_path):
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / ".lock").write_text("of another start")
-    with pytest.raises(ValueError, match="does not find"):
+    with pytest.raises(ValueError, match="cannot read"):
         second_rank("copy", TrainConfig(), {"data": "a"})
 
 
@@ -134,7 +134,7 @@ def read(run_dir: Path) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_machines_that_do_not_share_a_disk_are_told_before_anything_is_computed(machines, tmp_path):
+def test_machines_without_a_shared_disk_are_refused_before_anything_is_computed(machines, tmp_path):
     pair = machines(tmp_path / "here", tmp_path / "there")
     for printed in outputs(pair):
         assert "error: rank 1 on " in printed and "give a run_dir on a disk that all machines share" in printed

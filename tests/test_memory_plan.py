@@ -47,7 +47,7 @@ def settings(**changes) -> TrainConfig:
 
 def planned(world_size=1, shape=SMALL, **changes):
     config = settings(**changes)
-    return plan_memory(config, count_sizes(shape, memory_plan.weights_dtype(config), config.model.lora_rank), world_size)
+    return plan_memory(config, count_sizes(shape, memory_plan.weights_dtype(config.model), config.model.lora_rank), world_size)
 
 
 def real_model(shape, dtype=BF16, lora_rank=0, checkpoint_layers=False) -> Transformer:
@@ -188,8 +188,8 @@ def test_the_cache_takes_what_is_planned(dtype):
     sampler = Sampler(model, cache_gib=0.013, page_size=memory_plan.PAGE_TOKENS)
     sampler.cache.prepare([], [])
     sizes = count_sizes(SMALL, getattr(torch, dtype))
-    assert sum(t.nbytes for t in (*sampler.cache.k, *sampler.cache.v)) == memory_plan.cache_bytes(config, sizes)
-    assert sampler.cache_tokens == memory_plan.cache_tokens(config, sizes)
+    assert sum(t.nbytes for t in (*sampler.cache.k, *sampler.cache.v)) == memory_plan.cache_bytes(config.rollout, sizes)
+    assert sampler.cache_tokens == memory_plan.cache_tokens(config.rollout, sizes)
 
 
 class Allocations(TorchDispatchMode):
@@ -238,7 +238,7 @@ def test_choosing_tokens_stays_within_the_plan(top_p):
     config = settings(rollout__max_rows=rows, validation__every=1, validation__temperature=1.0, validation__top_p=top_p)
     sizes = count_sizes(shape, BF16)
     pass_alone = memory_plan.GPU_STEP_TOKENS * memory_plan.forward_bytes_per_token(sizes)
-    per_logit = (memory_plan.sampler_bytes(config, sizes) - pass_alone) / (rows * vocab)
+    per_logit = (memory_plan.sampler_bytes(config.rollout, config.validation, sizes) - pass_alone) / (rows * vocab)
     needed = 2 + 4 + seen.peak / (rows * vocab)  # the output layer's own, in fp32, and what is seen here
     assert 0.85 * per_logit < needed <= per_logit
 

@@ -1,4 +1,4 @@
-"""What a long command says of itself, on a terminal and in a log file."""
+"""Progress of a long command, on a terminal and in a log file."""
 
 import io
 
@@ -66,7 +66,7 @@ def test_end_line_is_not_printed_twice():
     assert lines_of(stream) == ["read  2/2  100%  0:10 elapsed"]
 
 
-def test_interrupted_work_says_how_far_it_came():
+def test_interrupted_work_prints_its_last_count():
     stream = io.StringIO()
     with pytest.raises(KeyboardInterrupt), Progress("read", 7, "chunks", stream=stream) as progress:
         progress.advance(3)

@@ -1,4 +1,4 @@
-"""A run's folder: who may take it up, and what a kill leaves behind."""
+"""A run's folder: which settings may resume it, and repairs after a kill."""
 
 import errno
 import json
@@ -76,7 +76,7 @@ def saved(folder: RunFolder, *steps: int) -> None:
         folder.save(engine, step, 2, exporter(f"after {step}"))
 
 
-def test_settings_that_came_to_nothing_bind_nobody(make):
+def test_a_folder_without_steps_may_be_reused_with_new_settings(make):
     assert make().open(TrainConfig(), INPUTS) == 0
     assert make().open(changed(optim__lr=1.0), INPUTS) == 0
     assert make().open(changed(resume="no"), INPUTS) == 0
@@ -101,6 +101,15 @@ def test_another_run_is_refused_and_the_difference_named(make, fields, inputs, n
     assert make().open(TrainConfig(), INPUTS) == 1
 
 
+def test_a_run_with_a_falling_rate_is_not_extended_and_the_message_says_why(make):
+    folder = make()
+    folder.open(changed(optim__min_lr_ratio=0.0), INPUTS)
+    saved(folder, 1)
+    with pytest.raises(ValueError, match=r"\(rl\.steps: 400 -> 900\); .*and rl\.steps if optim\.min_lr_ratio is 1") as error:
+        make().open(changed(optim__min_lr_ratio=0.0, rl__steps=900), INPUTS)
+    assert "\n" not in str(error.value)
+
+
 def test_how_work_is_cut_may_change_and_a_constant_rate_lets_a_run_go_on(make):
     folder = make()
     folder.open(TrainConfig(), INPUTS)
@@ -108,6 +117,8 @@ def test_how_work_is_cut_may_change_and_a_constant_rate_lets_a_run_go_on(make):
     smaller = changed(rl__micro_batch_tokens=99, rollout__cache_gib=1.0, model__checkpoint_layers=False, threads=3)
     assert make().open(smaller, INPUTS) == 2
     assert make().open(changed(rl__steps=900), INPUTS) == 2
+    with pytest.raises(ValueError, match=r"Only these may change: run_dir, .*, rl\.steps$"):
+        make().open(changed(rl__steps=900, seed=1), INPUTS)
     with pytest.raises(ValueError, match=r"has done 2 steps already, and rl\.steps is 1"):
         make().open(changed(rl__steps=1), INPUTS)
 
@@ -133,7 +144,7 @@ def test_checkpoints_appear_whole_and_only_the_last_are_kept(make):
     assert engine.state == "after 3"
 
 
-def test_damaged_checkpoints_are_named_with_the_way_out(make):
+def test_damaged_checkpoints_are_named_with_what_to_do(make):
     folder = make()
     folder.open(TrainConfig(), INPUTS)
     saved(folder, 1, 2)
@@ -187,7 +198,7 @@ def test_the_export_is_the_checkpoints_and_model_is_the_last_ones(make):
 
 
 @pytest.mark.parametrize("moment", ["before the swap", "within the swap", "after the swap"])
-def test_a_kill_while_model_is_replaced_is_made_up_for(make, moment):
+def test_a_kill_while_model_is_replaced_is_repaired(make, moment):
     folder = make()
     folder.open(TrainConfig(), INPUTS)
     saved(folder, 1, 2)
@@ -218,7 +229,7 @@ def no_room_for_an_export(path):
 
 
 @pytest.mark.parametrize(("engine", "export"), [(FullDisk(), exporter("x")), (FakeEngine(), no_room_for_an_export)])
-def test_a_full_disk_leaves_the_checkpoint_before_and_says_so_in_one_line(make, engine, export):
+def test_a_full_disk_leaves_the_earlier_checkpoint_and_is_a_one_line_error(make, engine, export):
     folder = make()
     folder.open(TrainConfig(), INPUTS)
     saved(folder, 1)
@@ -238,14 +249,14 @@ def best(folder: RunFolder) -> tuple[int, float, str]:
 
 
 def begun(make) -> RunFolder:
-    """A run that has done a step, so that its settings bind whoever takes it up."""
+    """A run that has done a step, so that its settings must not change."""
     folder = make()
     folder.open(TrainConfig(), INPUTS)
     folder.log("metrics.jsonl", {"step": 1})
     return folder
 
 
-def test_best_of_settings_that_came_to_nothing_is_forgotten(make):
+def test_best_of_earlier_settings_without_a_step_is_deleted(make):
     folder = make()
     folder.open(TrainConfig(), INPUTS)
     folder.keep_best(0, 0.9, exporter("another model's start"))

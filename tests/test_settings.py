@@ -15,7 +15,7 @@ ODD = Prompts(
 
 
 @pytest.mark.parametrize("prompts", [ODD, load_prompts("question_first"), load_prompts("section_first")])
-def test_what_is_saved_comes_back_to_the_letter(tmp_path, prompts):
+def test_saved_settings_are_read_back_unchanged(tmp_path, prompts):
     config = AgentConfig(prompts, 25, 6, 4, 8)
     save_agent(config, tmp_path)
     assert load_agent(tmp_path) == config

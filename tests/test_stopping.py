@@ -1,5 +1,6 @@
 """Signals to real processes: a step is finished, all ranks stop after the same one, a second request ends everything at once."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,27 +19,47 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 class Launched:
+    """A worker, forked from a server that has imported torch, or torchrun with two workers."""
+
     def __init__(self, folder: Path, mode: str, ranks: int):
         self.folder, self.ranks = folder, ranks
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
-        self.process = subprocess.Popen(
-            [sys.executable, *launcher, str(SCRIPT), str(folder), mode], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
-        )
+        if ranks == 1:
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload([worker.__name__])
+            self.process = context.Process(target=worker.run_alone, args=(folder, mode))
+            self.process.start()
+        else:
+            launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+            with open(folder / "stderr", "w") as errors:
+                command = [sys.executable, *launcher, str(SCRIPT), str(folder), mode]
+                self.process = subprocess.Popen(command, stderr=errors, env=ENVIRONMENT)
+
+    def poll(self) -> int | None:
+        return self.process.exitcode if self.ranks == 1 else self.process.poll()
+
+    def kill(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def wait_for(self, is_reached) -> None:
+        deadline = time.monotonic() + 120
+        while not is_reached():
+            assert time.monotonic() < deadline, self.errors()
+            time.sleep(0.02)
 
     def wait_for_step(self, step: int) -> None:
-        deadline = time.monotonic() + 120
-        while any(self.read(rank, "step") < step for rank in range(self.ranks)):
-            assert self.process.poll() is None, self.process.stderr.read()
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        self.wait_for(lambda: self.poll() is not None or all(self.read(rank, "step") >= step for rank in range(self.ranks)))
+        assert self.poll() is None, self.errors()
 
     def read(self, rank: int, name: str) -> int:
         path = self.folder / f"{rank}.{name}"
         return int(path.read_text() or -1) if path.exists() else -1
 
+    def errors(self) -> str:
+        return (self.folder / "stderr").read_text()
+
     def finish(self) -> tuple[int, str]:
-        _, errors = self.process.communicate(timeout=120)
-        return self.process.returncode, errors
+        self.wait_for(lambda: self.poll() is not None)
+        return self.poll(), self.errors()
 
 
 @pytest.fixture
@@ -51,15 +72,15 @@ def launch(tmp_path):
 
     yield launch
     for each in started:
-        if each.process.poll() is None:
-            each.process.terminate()  # torchrun takes its workers along
-            each.process.wait(60)
+        if each.poll() is None:
+            each.kill(signal.SIGTERM)  # torchrun stops its workers too
+            each.finish()
 
 
 def test_a_signal_lets_the_step_be_finished(launch):
     run = launch("steps")
     run.wait_for_step(2)
-    run.process.send_signal(signal.SIGINT)
+    run.kill(signal.SIGINT)
     assert run.finish()[0] == 130
     assert run.read(0, "done") == run.read(0, "step") >= 2
 
@@ -67,7 +88,7 @@ def test_a_signal_lets_the_step_be_finished(launch):
 def test_before_the_first_step_a_signal_ends_the_process_at_once(launch):
     run = launch("start")
     run.wait_for_step(0)
-    run.process.send_signal(signal.SIGTERM)
+    run.kill(signal.SIGTERM)
     code, errors = run.finish()
     assert code == 143 and "stopped at once; start again" in errors
 
@@ -76,34 +97,17 @@ def test_one_request_that_arrives_twice_is_one_request(launch):
     run = launch("steps")
     run.wait_for_step(2)
     for _ in range(3):
-        run.process.send_signal(signal.SIGTERM)
+        run.kill(signal.SIGTERM)
         time.sleep(0.02)
     code, errors = run.finish()
     assert code == 143 and run.read(0, "done") >= 2
     assert errors.count("finishing step") == 1 and "at once;" not in errors
 
 
-BETWEEN_STEPS = """
-import os, signal, sys, time
-from memrl.engine import distributed
-from memrl.training.graceful_stop import GracefulStop
-stop = GracefulStop("start again")
-distributed.init("cpu")
-stop.begin_step(3)
-stop.agreed()
-os.kill(os.getpid(), signal.SIGTERM)
-time.sleep(0.5)
-stop.end()
-distributed.shutdown()
-sys.exit(stop.exit_code)
-"""
-
-
-def test_a_signal_after_the_last_step_does_not_promise_to_finish_one():
-    command = [sys.executable, "-c", BETWEEN_STEPS]
-    run = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=SCRIPT.parents[2])
-    assert run.returncode == 0
-    assert "SIGTERM: stopping once a step is saved" in run.stderr and "finishing step" not in run.stderr
+def test_a_signal_after_the_last_step_does_not_promise_to_finish_one(launch):
+    code, errors = launch("between").finish()
+    assert code == 0
+    assert "SIGTERM: stopping once a step is saved" in errors and "finishing step" not in errors
 
 
 def test_what_ends_a_forked_child_does_not_stop_its_parent(launch):
@@ -122,10 +126,10 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step(launch):
     assert errors.count("finishing step") == 1 and "exitcode  : 130" in errors
 
 
-def test_torchrun_told_to_stop_lets_its_ranks_finish_the_step(launch):
+def test_a_signal_to_torchrun_lets_its_ranks_finish_the_step(launch):
     run = launch("steps", ranks=2)
     run.wait_for_step(2)
-    run.process.send_signal(signal.SIGTERM)
+    run.kill(signal.SIGTERM)
     errors = run.finish()[1]
     assert run.read(0, "done") == run.read(1, "done") >= 2
     assert errors.count("finishing step") == 1 and "at once;" not in errors

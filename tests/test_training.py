@@ -141,7 +141,7 @@ def test_full_disk_of_one_rank_ends_the_run_in_one_line_and_one_rank_takes_it_up
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-2"]
     resumed = run(arguments, run_dir)
     assert resumed.returncode == 0, resumed.stderr[-3000:]
-    assert "resuming after step 2" in resumed.stdout and "is of 2 ranks, this run has 1: weights" in resumed.stdout
+    assert "resuming after step 2" in resumed.stdout and "was saved by 2 ranks, this run has 1: weights" in resumed.stdout
     for whole, other in zip(read_metrics(uninterrupted), read_metrics(run_dir), strict=True):
         # The same questions, and the same trajectories, whose sampled tokens rounding leaves alone in so short a run.
         assert whole["step"] == other["step"] and whole["reward/mean"] == other["reward/mean"]

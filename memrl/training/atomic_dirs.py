@@ -1,4 +1,4 @@
-"""Folders that take each other's place whole: at every moment one of the two is complete under its own or its old name."""
+"""Replace whole folders: at every moment the new or the old one is complete, under its own name or the old one's."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ def make_empty(folder: Path) -> None:
 
 
 def swap_in(fresh: Path, target: Path) -> None:
-    """Flush the finished folder `fresh` to the disk and put it in the place of `target`, which need not exist."""
+    """Flush the finished folder `fresh` to the disk and rename it to `target`, which is deleted if it exists."""
     sync_tree(fresh)
     old = aside(target, "old")
     shutil.rmtree(old, ignore_errors=True)
@@ -25,21 +25,21 @@ def swap_in(fresh: Path, target: Path) -> None:
 
 
 def finish_swap(target: Path) -> None:
-    """Clean up what a kill within `swap_in`, or before it, left."""
+    """Finish or undo a `swap_in` that was killed, and delete unfinished folders."""
     fresh, old = aside(target, "new"), aside(target, "old")
     if old.exists() and not target.exists():
         old.rename(target)
-    for leftover in (fresh, old, aside(fresh, "new")):  # the last: of a writer that swaps too
+    for leftover in (fresh, old, aside(fresh, "new")):  # the last is from a writer that itself swaps
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def aside(target: Path, state: str) -> Path:
-    """Where a folder that is to take `target`'s place is written ("new"), and where the one before goes ("old")."""
+    """Temporary name beside `target`: of its replacement ("new"), or of the folder that it replaces ("old")."""
     return target.with_name(f".{target.name}.{state}")
 
 
 def publish(source: Path, target: Path) -> None:
-    """Make `target` the same folder as `source`: by hard links, or copies where the disk has none."""
+    """Make `target` the same folder as `source`, by hard links, or by copies if the disk has no hard links."""
     if target.is_dir() and _listing(source) == _listing(target):
         return
     fresh = aside(target, "new")

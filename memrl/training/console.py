@@ -1,4 +1,4 @@
-"""The table that a training run prints: one row per step, and how long the rest will take.
+"""Print a training run: a table with one row per step, and at the end the commands to continue with.
 
     with StepTable(total=400, start=0) as table:
         table.row(1, metrics, seconds)
@@ -10,13 +10,16 @@ A terminal gets a row for every step, above a bar; a log file gets a row every t
 """
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TextIO
 
+from memrl.config import TrainConfig
 from memrl.utils.progress import EVERY_SECONDS, Progress, format_seconds
 
-# Title, width, where the value comes from, how it is written.
+# Title, width, metric, format.
 _COLUMNS: tuple[tuple[str, int, str, Callable[[float], str]], ...] = (
     ("reward", 6, "reward/mean", "{:.3f}".format),
     ("valid", 6, "validation/reward", "{:.3f}".format),
@@ -25,21 +28,12 @@ _COLUMNS: tuple[tuple[str, int, str, Callable[[float], str]], ...] = (
     ("tokens", 6, "rollout/response_tokens", "{:.1f}".format),
     ("tok/s", 7, "tokens_per_s", "{:,.0f}".format),
     ("s/step", 6, "step_s", "{:.1f}".format),
+    ("left", 8, "seconds_left", format_seconds),
 )
-_LEFT_WIDTH, _GAP, _ABSENT = 8, "  ", "-"
-
-
-class _Bar(Progress):
-    @property
-    def is_shown(self) -> bool:
-        return self._bar is not None
 
 
 class StepTable:
-    """Prints what matters of each step, by the names of `docs/metrics.md`.
-
-    The time left is extrapolated from the pace of this process alone: steps of an earlier one (`start`) tell nothing about it.
-    """
+    """Prints the main metrics of each step, named as in `docs/metrics.md`, and the time left at this process's pace."""
 
     def __init__(
         self,
@@ -53,12 +47,12 @@ class StepTable:
         """
         Args:
             total: steps of the run, `start` included.
-            start: steps that an earlier process did.
-            stream: standard error by default; ranks that should be silent give one that leads nowhere.
-            every: seconds between rows where the stream is no terminal.
+            start: steps done by an earlier process.
+            stream: standard error by default; silent ranks pass os.devnull.
+            every: seconds between rows if the stream is no terminal.
         """
-        # The bar prints no lines of its own where there is no terminal, but for the last one, which says how long it all took.
-        self._progress = _Bar("train", total, "steps", start=start, stream=stream, every=math.inf, clock=clock)
+        # Without a terminal the progress prints no lines of its own, except the last one, which has the total time.
+        self._progress = Progress("train", total, "steps", start=start, stream=stream, every=math.inf, clock=clock)
         self._total, self._every, self._clock = total, every, clock
         self._step_width = max(len("step"), 2 * len(str(total)) + 1)
         self._last_row, self._waiting = -math.inf, ""
@@ -75,37 +69,51 @@ class StepTable:
         self._progress.__exit__(*exception)
 
     def row(self, step: int, metrics: Mapping[str, float | None], seconds: Mapping[str, float | None]) -> None:
-        """Show a step that is done.
+        """Show a finished step.
 
         Args:
             step: steps done, this one included.
-            metrics: the step's record of metrics.jsonl, "validation/reward" with it where there was a validation. That column
-                keeps the last one's score. Missing values and None are shown as a dash.
+            metrics: the step's record of metrics.jsonl, with "validation/reward" if there was a validation; its column keeps
+                the latest score. Missing values and None are shown as a dash.
             seconds: "step_s" and "tokens_per_s" of timing.jsonl.
         """
         self._progress.set(step)
-        values = {**metrics, **seconds}
-        if values.get("validation/reward") is not None:
-            self._validation = values["validation/reward"]
-        line = self._line(step, values | {"validation/reward": self._validation})
-        if self._progress.is_shown or self._clock() - self._last_row >= self._every:
+        if metrics.get("validation/reward") is not None:
+            self._validation = metrics["validation/reward"]
+        shown = {"validation/reward": self._validation, "seconds_left": self._progress.seconds_left}
+        line = self._line(f"{step}/{self._total}", {**metrics, **seconds, **shown})
+        if self._progress.has_bar or self._clock() - self._last_row >= self._every:
             self._print(line)
         else:
             self._waiting = line
 
-    def _line(self, step: int, values: Mapping[str, float | None]) -> str:
-        cells = [f"{step}/{self._total}".rjust(self._step_width)]
+    def _line(self, first: str, values: Mapping[str, float | None]) -> str:
+        cells = [first.rjust(self._step_width)]
         for _, width, name, show in _COLUMNS:
             value = values.get(name)
-            cells.append((_ABSENT if value is None else show(value)).rjust(width))
-        left = self._progress.seconds_left
-        cells.append((_ABSENT if left is None else format_seconds(left)).rjust(_LEFT_WIDTH))
-        return _GAP.join(cells)
+            cells.append(("-" if value is None else show(value)).rjust(width))
+        return "  ".join(cells)
 
     def _print(self, line: str) -> None:
         if not self._has_header:
-            titles = [title.rjust(width) for title, width, _, _ in _COLUMNS]
-            self._progress.log(_GAP.join(["step".rjust(self._step_width), *titles, "left".rjust(_LEFT_WIDTH)]))
+            titles = (title.rjust(width) for title, width, _, _ in _COLUMNS)
+            self._progress.log("  ".join(("step".rjust(self._step_width), *titles)))
             self._has_header = True
         self._progress.log(line)
         self._last_row, self._waiting = self._clock(), ""
+
+
+def next_commands(config: TrainConfig) -> list[str]:
+    """Commands that use a finished run: read a document with its model, evaluate the model, and show its rollouts."""
+    run = Path(config.run_dir)
+    model = shlex.quote(str(run / "model"))
+    if config.model.path is None:
+        read = 'memrl data needle --chunks 512 --seed 1 --out needle.txt && memrl infer needle.txt -q "code emma"'
+        task = "needle --lengths 1,8,64,512"
+    else:
+        read, task = 'memrl infer FILE.txt -q "QUESTION"', shlex.quote(config.validation.path or "QUESTIONS.jsonl")
+    commands = [f"{read} --model {model}", f"memrl eval --model {model} --task {task}"]
+    if config.log.rollouts:
+        rollouts, page = (shlex.quote(str(run / name)) for name in ("rollouts.jsonl", "rollouts.html"))
+        commands.append(f"memrl trace {rollouts} --out {page}")
+    return commands

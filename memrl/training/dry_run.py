@@ -1,40 +1,41 @@
-"""`train.py --dry_run`: the memory plan of a run as a table, and what would make it fit where it does not.
+"""Print the memory plan of a run as a table (`--dry_run`), and settings that would make it fit.
 
-Only config.json is read, and the tokenizer where there is one. Torch comes with the first call, so that --help stays quick.
+Only config.json and the tokenizer, if there is one, are read. The first call imports torch, so that --help stays quick.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memrl.config import TrainConfig
+from memrl.config import AgentOptions, TrainConfig
 
 if TYPE_CHECKING:
     from memrl.training.memory_plan import MemoryPlan, ModelSizes
 
 DEFAULT_GPUS = "1,8,32"
-DEFAULT_GPU_GIB = 79.1  # what PyTorch reports of an H100 or A100 that is sold as 80 GB
-CHARACTERS_PER_TOKEN = 4  # of English, where no tokenizer is at hand
-CHAT_TOKENS = 40  # of a chat template around a message, likewise
-LORA_RANK = 16  # that is tried where the run does not fit
+DEFAULT_GPU_GIB = 79.1  # as PyTorch reports for an H100 or A100 of 80 GB
+CHARACTERS_PER_TOKEN = 4  # estimate for English without a tokenizer
+CHAT_TOKENS = 40  # estimate of a chat template around a message without a tokenizer
+LORA_RANK = 16  # tried if the run does not fit
 MAX_FIXES = 3
+TITLE_WIDTH = 40
 
 
 def dry_run(config: TrainConfig, gpus: str | None = None, gpu_gib: float | None = None) -> int:
     """Print the plan for each number of GPUs; the exit code: 0 if the run fits for at least one of them, otherwise 2.
 
     Args:
-        gpus: numbers of GPUs, "1,8,32"; None for these.
-        gpu_gib: memory of each; None for a GPU of 80 GB.
+        gpus: numbers of GPUs, such as the default "1,8,32".
+        gpu_gib: memory of each; the default is that of a GPU of 80 GB.
 
     Raises:
-        ValueError: no usable config.json, or settings that the run itself would refuse for their size.
+        ValueError: no usable config.json, or settings whose sizes the run itself would refuse.
     """
     from memrl.model.hf_config import read_config
     from memrl.training.memory_plan import GIB, count_sizes, plan_memory, weights_dtype
@@ -43,23 +44,19 @@ def dry_run(config: TrainConfig, gpus: str | None = None, gpu_gib: float | None 
     if not 0 < capacity < math.inf:
         raise ValueError(f"gpu_gib is {capacity}; it must be positive")
     if config.model.path is None:
-        raise ValueError("the dry run plans a model of your own; give --model.path DIR, a folder with its config.json")
-    sizes = count_sizes(read_config(config.model.path), weights_dtype(config), config.model.lora_rank)
-    longest, source = longest_tokens(config)
+        raise ValueError("the dry run needs a model; give --model.path DIR, a folder with its config.json")
+    sizes = count_sizes(read_config(config.model.path), weights_dtype(config.model), config.model.lora_rank)
+    longest, source = longest_tokens(config.agent, config.model.path)
     check_sizes(config, sizes, longest)
     plans = [plan_memory(config, sizes, count) for count in counts]
     print(describe(config, sizes, longest, source))
     print(table(plans))
-    fitting = []
     for plan in plans:
-        need, fits = plan.peak / GIB, plan.peak <= capacity * GIB
-        fitting.append(fits)
-        line = f"{_gpus(plan.world_size):>8}: {'fits' if fits else 'does not fit'}: {need:.1f} of {capacity:g} GiB"
-        if not fits:
-            line += f"; {advice(config, sizes, longest, plan.world_size, capacity)}"
-        print(line)
+        fits = plan.peak <= capacity * GIB
+        line = f"{_gpus(plan.world_size):>8}: {'fits' if fits else 'does not fit'}: {plan.peak / GIB:.1f} of {capacity:g} GiB"
+        print(line if fits else f"{line}; {advice(config, sizes, longest, plan.world_size, capacity)}")
     sys.stdout.flush()
-    return 0 if any(fitting) else 2
+    return 0 if any(plan.peak <= capacity * GIB for plan in plans) else 2
 
 
 def parse_gpus(text: str) -> list[int]:
@@ -70,105 +67,98 @@ def parse_gpus(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def longest_tokens(config: TrainConfig) -> tuple[int, str]:
-    """Tokens of the longest turn that the agent's limits allow, and how the template's part of them is known."""
+def longest_tokens(options: AgentOptions, model_folder: str) -> tuple[int, str]:
+    """Tokens of the longest turn within the agent's limits, and how the template's part of them was counted."""
     from memrl.agents import AgentConfig
     from memrl.agents.limits import longest_turn
     from memrl.prompts import load_prompts
 
-    agent, folder = config.agent, Path(config.model.path)
-    prompts = load_prompts(agent.prompts)
-    limits = {name: getattr(agent, name) for name in ("chunk_tokens", "memory_tokens", "answer_tokens", "question_tokens")}
-    if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+    limits = asdict(options)
+    prompts = load_prompts(limits.pop("prompts"))
+    if any((Path(model_folder) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         from memrl.tokenizer import load_tokenizer
 
-        return longest_turn(load_tokenizer(folder), AgentConfig(prompts, **limits)), "with the folder's tokenizer"
+        return longest_turn(load_tokenizer(model_folder), AgentConfig(prompts, **limits)), "with the folder's tokenizer"
 
     def estimate(text: str) -> int:
         return CHAT_TOKENS + len(text + (prompts.system or "")) // CHARACTERS_PER_TOKEN
 
-    update = estimate(prompts.memory) + agent.chunk_tokens + agent.memory_tokens
-    longest = max(update, estimate(prompts.answer) + agent.answer_tokens) + agent.question_tokens + agent.memory_tokens
-    return longest, f"the prompt's words estimated, since {folder} holds no tokenizer"
+    update = estimate(prompts.memory) + options.chunk_tokens + options.memory_tokens
+    longest = max(update, estimate(prompts.answer) + options.answer_tokens) + options.question_tokens + options.memory_tokens
+    return longest, f"the prompt's words estimated, since {model_folder} holds no tokenizer"
 
 
 def check_sizes(config: TrainConfig, sizes: ModelSizes, longest: int) -> None:
-    """ValueError where the run would refuse to start because a turn does not fit into the cache or into a micro-batch."""
+    """Raise ValueError if a turn does not fit into the cache or into a micro-batch, as the run would at its start."""
     from memrl.training.memory_plan import cache_tokens
 
-    if longest > (room := cache_tokens(config, sizes)):
+    limits = f"the agent's limits allow turns of {longest} tokens"
+    if longest > (room := cache_tokens(config.rollout, sizes)):
         raise ValueError(
-            f"the agent's limits allow turns of {longest} tokens, and rollout.cache_gib = {config.rollout.cache_gib:g} has room "
-            f"for {room}; raise it, or lower the limits"
+            f"{limits}, and rollout.cache_gib = {config.rollout.cache_gib:g} has room for {room}; raise it, or lower the limits"
         )
-    if longest > config.rl.micro_batch_tokens:
-        raise ValueError(
-            f"the agent's limits allow turns of {longest} tokens, and rl.micro_batch_tokens is {config.rl.micro_batch_tokens}; "
-            "raise it, or lower the limits"
-        )
+    if longest > (bound := config.rl.micro_batch_tokens):
+        raise ValueError(f"{limits}, and rl.micro_batch_tokens is {bound}; raise it, or lower the limits")
 
 
 def describe(config: TrainConfig, sizes: ModelSizes, longest: int, source: str) -> str:
-    """What was planned for, in some lines."""
+    """The sizes that were planned with."""
     from memrl.training.memory_plan import GIB, cache_tokens, kv_bytes_per_token
 
-    rl, rows = config.rl, config.rollout.max_rows
+    rows = config.rollout.max_rows
     trained = f", {sum(sizes.trained):,} of adapters trained" if config.model.lora_rank else ""
     layers = "" if config.model.checkpoint_layers else ", layers not recomputed"
-    return "\n".join(
-        (
-            f"{sizes.base:,} parameters of {sizes.itemsize} bytes{trained}; ZeRO-{config.engine.zero_stage}",
-            f"micro-batches of {rl.micro_batch_tokens:,} tokens{layers}; longest turn {longest:,} tokens ({source})",
-            f"key/value cache for {cache_tokens(config, sizes):,} tokens; {rows} rows of the longest turn that share nothing "
-            f"would take {rows * longest * kv_bytes_per_token(sizes) / GIB:.1f} GiB",
-            "By arithmetic, not measured on a GPU: docs/memory.md",
-        )
+    return (
+        f"{sizes.base:,} parameters of {sizes.itemsize} bytes{trained}; ZeRO-{config.engine.zero_stage}\n"
+        f"micro-batches of {config.rl.micro_batch_tokens:,} tokens{layers}; longest turn {longest:,} tokens ({source})\n"
+        f"key/value cache for {cache_tokens(config.rollout, sizes):,} tokens; {rows} rows of the longest turn that share nothing "
+        f"would take {rows * longest * kv_bytes_per_token(sizes) / GIB:.1f} GiB\n"
+        "By arithmetic, not measured on a GPU: docs/memory.md"
     )
 
 
 def table(plans: list[MemoryPlan]) -> str:
-    """One column for each plan, GiB."""
-    from memrl.training.memory_plan import MACHINE_GPUS
+    """A column per plan, in GiB."""
+    from memrl.training.memory_plan import GIB, MACHINE_GPUS
 
-    width = 40
-    lines = ["", "GiB on each GPU".ljust(width) + "".join(_gpus(plan.world_size).rjust(10) for plan in plans)]
+    def row(title: str, values: Iterable[int]) -> str:
+        return title.ljust(TITLE_WIDTH) + "".join((f"{value / GIB:.1f}" if value else "-").rjust(10) for value in values)
 
-    def add(title: str, values: list[int]) -> None:
-        lines.append(title.ljust(width) + "".join(_cell(value) for value in values))
-
-    def section(title: str, names: tuple[str, ...]) -> None:
-        lines.append(title)
+    def rows(*names: str) -> list[str]:
         parts = [{key: size for name in names for key, size in getattr(plan, name).items()} for plan in plans]
-        for key in parts[0]:
-            add(f"  {key}", [part[key] for part in parts])
+        return [row(f"  {key}", (part[key] for part in parts)) for key in parts[0]]
 
-    section("all the time", ("always",))
-    section("while sampling", ("sampling",))
-    add("  together with the above", [plan.sampling_peak for plan in plans])
-    section("while updating, the cache released", ("backward", "step"))
-    add("  together, the step or all the others", [plan.updating_peak for plan in plans])
-    add("total, the larger of both", [plan.peak for plan in plans])
-    if plans[0].cpu:
-        lines.append("CPU memory for each GPU")
-        for key in plans[0].cpu:
-            add(f"  {key}", [plan.cpu[key] for plan in plans])
-        add(f"  of a machine of {MACHINE_GPUS} GPUs", [plan.cpu_per_machine for plan in plans])
-    return "\n".join([*lines, ""])
+    cpu = ["CPU memory for each GPU", *rows("cpu")]
+    cpu.append(row(f"  of a machine of {MACHINE_GPUS} GPUs", (plan.cpu_per_machine for plan in plans)))
+    lines = [
+        "",
+        "GiB on each GPU".ljust(TITLE_WIDTH) + "".join(_gpus(plan.world_size).rjust(10) for plan in plans),
+        "all the time",
+        *rows("always"),
+        "while sampling",
+        *rows("sampling"),
+        row("  together with the above", (plan.sampling_peak for plan in plans)),
+        "while updating, the cache released",
+        *rows("backward", "step"),
+        row("  together, the step or all the others", (plan.updating_peak for plan in plans)),
+        row("total, the larger of both", (plan.peak for plan in plans)),
+        *(cpu if plans[0].cpu else ()),
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def advice(config: TrainConfig, sizes: ModelSizes, longest: int, world_size: int, gpu_gib: float) -> str:
-    """What would make the run fit, found by planning it: the fewest settings to change, several ways where there are."""
+    """Settings that would make the run fit, found by planning with them: as few as possible, several ways if there are."""
     fixes = find_fixes(config, sizes, longest, world_size, gpu_gib)
     if not fixes:
-        return "no change of settings that was tried makes it fit; take more GPUs or a smaller model"
-    return "it would with " + ", or with ".join(
-        " and ".join(f"{key} {str(value).lower() if isinstance(value, bool) else value}" for key, value in fix.items())
-        for fix in fixes
-    )
+        return "none of the settings tried makes it fit; take more GPUs or a smaller model"
+    ways = (" and ".join(f"{key} {'true' if value is True else value}" for key, value in fix.items()) for fix in fixes)
+    return f"it would with {', or with '.join(ways)}"
 
 
 def find_fixes(config: TrainConfig, sizes: ModelSizes, longest: int, world_size: int, gpu_gib: float) -> list[dict[str, Any]]:
-    """The smallest sets of changes with which the plan is within `gpu_gib`, at most MAX_FIXES, each with its mildest values."""
+    """The smallest sets of changes that bring the plan within `gpu_gib`, at most MAX_FIXES, each with its mildest values."""
     from memrl.training.memory_plan import GIB, count_sizes, plan_memory
 
     candidates = _candidates(config, sizes, longest)
@@ -189,13 +179,13 @@ def find_fixes(config: TrainConfig, sizes: ModelSizes, longest: int, world_size:
 
 
 def _candidates(config: TrainConfig, sizes: ModelSizes, longest: int) -> dict[str, list[Any]]:
-    """What may be changed, in the order of how little it costs, and to which values, mildest first."""
+    """Settings to try, cheapest first, each with its values, mildest first."""
     from memrl.training.memory_plan import cache_tokens
 
     rl, engine, lora = config.rl, config.engine, config.model.lora_rank
 
     def holds_a_turn(gib: float) -> bool:
-        return cache_tokens(_changed(config, {"rollout.cache_gib": gib}), sizes) >= longest
+        return cache_tokens(replace(config.rollout, cache_gib=gib), sizes) >= longest
 
     tokens = {size for size in _halves(rl.micro_batch_tokens) if size >= longest}
     if (least := -(-longest // 256) * 256) < rl.micro_batch_tokens:
@@ -219,16 +209,11 @@ def _halves(value: int | float) -> Iterator[int | float]:
 
 
 def _changed(config: TrainConfig, change: dict[str, Any]) -> TrainConfig:
-    changed = copy.deepcopy(config)
     for key, value in change.items():
         section, _, name = key.partition(".")
-        setattr(getattr(changed, section), name, value)
-    return changed
+        config = replace(config, **{section: replace(getattr(config, section), **{name: value})})
+    return config
 
 
 def _gpus(count: int) -> str:
     return f"{count} GPU{'s' if count > 1 else ''}"
-
-
-def _cell(size: int) -> str:
-    return ("-" if not size else f"{size / 2**30:.1f}").rjust(10)

@@ -1,10 +1,10 @@
-"""Stop a run when it is asked to: finish the step, save, leave.
+"""Stop a run on SIGINT or SIGTERM: finish the step, save, exit.
 
-SIGTERM and SIGINT reach the ranks at different times, or only one of them, so what a rank was told decides nothing by itself:
-once a step all ranks compare (`agreed`), and all of them stop after the same step.
+The signals reach the ranks at different times, or only some ranks, so all ranks compare once per step (`agreed`) and stop after
+the same step.
 
-torchrun passes both signals on to its workers and kills what still runs 30 seconds later; a run whose steps take longer needs
-`torchrun --shutdown-timeout SECONDS` (or TORCH_ELASTIC_SHUTDOWN_TIMEOUT) to be stopped this way.
+torchrun forwards both signals to its workers and kills those that still run 30 seconds later; if a step takes longer, start with
+`torchrun --shutdown-timeout SECONDS` (or TORCH_ELASTIC_SHUTDOWN_TIMEOUT).
 """
 
 import os
@@ -16,34 +16,34 @@ import time
 from memrl.engine import distributed
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# A job system signals every process and torchrun passes on what it got, so one request can arrive twice, so many seconds apart.
+# A job system signals every process, and torchrun forwards its own signal: one request may arrive twice within this time.
 SAME_REQUEST_S = 2.0
 
 
 class GracefulStop:
-    """Takes over SIGINT and SIGTERM of this process; make one, in the main thread.
+    """Handles SIGINT and SIGTERM of this process; make one, in the main thread.
 
-    Outside the steps (between `begin_step` and `end`) a signal ends the process at once, with exit code 128 + its number. Within
-    them the first one only asks; a second one ends the process at once.
+    Before the first `begin_step` and after `end` a signal ends the process at once, with exit code 128 + its number. In between,
+    the first signal requests a stop after the step; a second one ends the process at once.
 
     Attributes:
-        signal: what the ranks agreed to stop for, a signal's number; 0 while nobody asked.
+        signal: number of the signal that the ranks agreed to stop for; 0 for none.
     """
 
     def __init__(self, advice: str):
         """
         Args:
-            advice: how to resume, told to whoever stopped the run.
+            advice: how to resume; printed when the process ends at once.
         """
         self.signal = 0
         self._advice = advice
         self._step: int | None = None
         self._compared: int | None = None  # the last step after which the ranks compared
-        self._asked, self._asked_at = 0, 0.0
+        self._received, self._received_at = 0, 0.0
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)
-        # Python's own handlers wait until a collective returns, which may take as long as the slowest rank's rollouts. The number
-        # of a signal is written to this pipe at once, and a thread answers.
+        # Python's own handlers run only after a collective returns, which may take as long as the slowest rank's rollouts. The
+        # signal's number is written to this pipe at once, and a thread reads it.
         listener, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
@@ -51,18 +51,18 @@ class GracefulStop:
         threading.Thread(target=self._listen, args=(listener,), name="signals", daemon=True).start()
 
     def begin_step(self, step: int) -> None:
-        """From here on a signal lets step `step` (counted from 1) be finished and saved."""
+        """From now on a signal stops the run after step `step` (counted from 1) is saved."""
         self._step = step
 
     def end(self) -> None:
-        """From here on there is nothing to finish."""
+        """From now on a signal ends the process at once."""
         self._step = None
 
     def agreed(self) -> bool:
         """Whether all ranks stop after this step; collective over ranks."""
-        self.signal = distributed.max_over_ranks(self._asked)
-        if self.signal and not self._asked:
-            self._note(self.signal)
+        self.signal = distributed.max_over_ranks(self._received)
+        if self.signal and not self._received:
+            self._request(self.signal)
         self._compared = self._step
         return self.signal != 0
 
@@ -75,23 +75,23 @@ class GracefulStop:
         while True:
             for number in os.read(listener, 64):
                 if number in SIGNALS:
-                    self._hear(number)
+                    self._handle(number)
 
-    def _hear(self, number: int) -> None:
-        if self._step is None or (self._asked and time.monotonic() - self._asked_at > SAME_REQUEST_S):
+    def _handle(self, number: int) -> None:
+        if self._step is None or (self._received and time.monotonic() - self._received_at > SAME_REQUEST_S):
             _say(f"stopped at once; {self._advice}")
-            os._exit(128 + number)  # other ranks may be waiting in a collective that no longer comes
-        if not self._asked:
-            self._note(number)
+            os._exit(128 + number)  # a normal exit could wait for a collective that other ranks never join
+        if not self._received:
+            self._request(number)
 
-    def _note(self, number: int) -> None:
-        self._asked, self._asked_at = number, time.monotonic()
-        # Once the ranks have compared, the step is done: what follows is saving it, the next one, or the end of the run.
+    def _request(self, number: int) -> None:
+        self._received, self._received_at = number, time.monotonic()
+        # After `agreed` the step is done: it is being saved, or the next one or the end of the run follows.
         doing = f"finishing step {self._step}, then saving" if self._compared != self._step else "stopping once a step is saved"
-        _say(f"{signal.Signals(number).name}: {doing}; once more to stop at once")
+        _say(f"{signal.Signals(number).name}: {doing}; send it again to stop at once")
 
 
-# A forked child shares the pipe, from its first moment on: what ends the child must not look as if it were meant for the parent.
+# Children must not write to the parent's signal pipe, so signals are blocked from before a fork until the child has let go of it.
 
 
 def _hold_signals() -> None:
@@ -110,6 +110,6 @@ def _forget_signals() -> None:
 
 
 def _say(text: str) -> None:
-    # Written past sys.stderr, whose lock the interrupted main thread may hold. A line of progress may stand on the terminal.
+    # Not through sys.stderr, whose lock the interrupted main thread may hold. A progress bar may be on the terminal's last line.
     if distributed.rank() == 0:
         os.write(2, f"{chr(10) if sys.stderr.isatty() else ''}{text}\n".encode())

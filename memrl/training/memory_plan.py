@@ -1,21 +1,21 @@
-"""How much memory a training run takes on each GPU: arithmetic on the model's shape, without weights and without a GPU.
+"""Compute the GPU memory of a training run from the model's shape, without weights and without a GPU.
 
-A rank holds some things all the time and others by turns, so its peak is the larger of two sums:
+A rank holds some parts all the time and others in turn, so its peak is the larger of two sums:
 
-    sampling   what is always held + the key/value cache + the sampler's forward pass
-    updating   what is always held + the larger of (a micro-batch's forward and backward pass, the optimizer's step)
+    sampling   always + key/value cache + the sampler's forward pass
+    updating   always + the larger of (forward and backward pass of a micro-batch, optimizer step)
 
-Every formula is derived in `docs/memory.md`. P are all weights, T those that are trained (all, or the adapters), N the ranks and
-w the bytes of a weight.
+`docs/memory.md` derives every formula. P are all weights, T the trained ones (all, or the adapters), N the ranks and w the bytes
+of a weight.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from memrl.config import TrainConfig
+from memrl.config import EngineOptions, ModelOptions, RolloutOptions, TrainConfig, ValidationOptions
 from memrl.engine.deepspeed_engine import REDUCE_BUCKET, SUB_GROUP
 from memrl.model.hf_config import dtype_named, read_raw_config
 from memrl.model.lora import add_adapters
@@ -26,24 +26,24 @@ from memrl.sampler.sampler import GPU_STEP_TOKENS
 GIB = 2**30
 FP32 = 4
 ADAM_MOMENTS = 2
-# DeepSpeed's own defaults, in elements (stage3_prefetch_bucket_size, stage3_max_live_parameters).
+# DeepSpeed's defaults, in elements (stage3_prefetch_bucket_size, stage3_max_live_parameters).
 PREFETCH, MAX_LIVE = 50_000_000, 1_000_000_000
-PAGE_TOKENS = 256  # of a cache page; flash-attn's, the largest
+PAGE_TOKENS = 256  # per cache page, of flash-attn, which has the largest
 OUTPUT_TILES = 128 * 2**20  # tiles of logits and of their gradient, see kernels/logprob.py
-RESERVE = 3 * GIB  # CUDA's context, NCCL's and cuBLAS's buffers, fragmentation: assumed, not measured
+RESERVE = 3 * GIB  # CUDA context, buffers of NCCL and cuBLAS, fragmentation: assumed, not measured
 MACHINE_GPUS = 8
 CERTAIN = ("weights", "masters", "Adam moments", "gradients", "replica")
 
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """What the formulas need to know of a model.
+    """The sizes of a model that the formulas use.
 
     Attributes:
         dtype: of the weights.
         base: elements of the weights without adapters.
         numels: elements of each parameter, adapters included; tied ones count once.
-        trained: elements of each parameter that is trained.
+        trained: elements of each trained parameter.
     """
 
     config: TransformerConfig
@@ -59,28 +59,28 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes per rank by component.
+    """Bytes per rank, by component.
 
     Attributes:
         always, sampling, backward: GPU memory held all the time, while sampling, during a forward and backward pass.
-        step: GPU memory of the optimizer's step, which comes when the backward pass is over.
+        step: GPU memory of the optimizer step, which follows the backward pass.
         cpu: CPU memory of what is offloaded.
     """
 
     world_size: int
-    always: dict[str, int] = field(default_factory=dict)
-    sampling: dict[str, int] = field(default_factory=dict)
-    backward: dict[str, int] = field(default_factory=dict)
-    step: dict[str, int] = field(default_factory=dict)
-    cpu: dict[str, int] = field(default_factory=dict)
+    always: dict[str, int]
+    sampling: dict[str, int]
+    backward: dict[str, int]
+    step: dict[str, int]
+    cpu: dict[str, int]
 
     @property
     def sampling_peak(self) -> int:
-        return _total(self.always) + _total(self.sampling)
+        return sum(self.always.values()) + sum(self.sampling.values())
 
     @property
     def updating_peak(self) -> int:
-        return _total(self.always) + max(_total(self.backward), _total(self.step))
+        return sum(self.always.values()) + max(sum(self.backward.values()), sum(self.step.values()))
 
     @property
     def peak(self) -> int:
@@ -88,18 +88,18 @@ class MemoryPlan:
 
     @property
     def cpu_per_machine(self) -> int:
-        return _total(self.cpu) * min(self.world_size, MACHINE_GPUS)
+        return sum(self.cpu.values()) * min(self.world_size, MACHINE_GPUS)
 
 
-def weights_dtype(config: TrainConfig) -> torch.dtype:
-    """The type that the run's weights will have; raises ValueError where `auto` finds an unsupported one."""
-    if config.model.dtype == "auto" and config.model.path is None:
-        return torch.float32
-    return dtype_named(config.model.dtype, read_raw_config(config.model.path) if config.model.dtype == "auto" else {})
+def weights_dtype(options: ModelOptions) -> torch.dtype:
+    """Type of the run's weights; raises ValueError if `auto` finds an unsupported one."""
+    if options.dtype != "auto":
+        return dtype_named(options.dtype, {})
+    return torch.float32 if options.path is None else dtype_named("auto", read_raw_config(options.path))
 
 
 def count_sizes(model_config: TransformerConfig, dtype: torch.dtype, lora_rank: int = 0) -> ModelSizes:
-    """Count a model's parameters on a model of shapes alone."""
+    """Count the parameters on a model without storage."""
     model = meta_model(model_config, dtype)
     base = sum(_numels(model.parameters()))
     if lora_rank:
@@ -110,82 +110,85 @@ def count_sizes(model_config: TransformerConfig, dtype: torch.dtype, lora_rank: 
 
 def plan_memory(config: TrainConfig, sizes: ModelSizes, world_size: int) -> MemoryPlan:
     """The plan of one of `world_size` ranks; `sizes` counted with `config.model.lora_rank`."""
-    plan = MemoryPlan(world_size)
-    _add_state(plan, config, sizes)
-    _add_models(plan, config, sizes)
-    plan.always["CUDA, NCCL, fragmentation (assumed)"] = RESERVE
-    plan.sampling["key/value cache"] = cache_bytes(config, sizes)
-    plan.sampling["sampler's forward pass"] = sampler_bytes(config, sizes)
-    _add_backward(plan, config, sizes)
-    if not config.engine.offload_optimizer:
-        plan.step["optimizer's step"] = step_bytes(config, sizes, world_size)
-    return plan
+    # The sampler's replica of the policy, and the reference model. With adapters their base is the reference.
+    copy = sizes.itemsize * sizes.base
+    has_reference, on_device = config.rl.kl_coef > 0 and not config.model.lora_rank, config.rl.reference == "device"
+    always = state_bytes(config.engine, sizes, world_size)
+    always |= {"replica": copy, "reference": copy if has_reference and on_device else 0}
+    always["CUDA, NCCL, fragmentation (assumed)"] = RESERVE
+    sampling = {
+        "key/value cache": cache_bytes(config.rollout, sizes),
+        "sampler's forward pass": sampler_bytes(config.rollout, config.validation, sizes),
+    }
+    step = {} if config.engine.offload_optimizer else {"optimizer's step": step_bytes(config.engine, sizes, world_size)}
+    cpu = offloaded_bytes(config.engine, sizes, world_size) | ({"reference": copy} if has_reference and not on_device else {})
+    return MemoryPlan(world_size, always, sampling, backward_bytes(config, sizes, world_size), step, cpu)
 
 
 def check_fits(config: TrainConfig, model_config: TransformerConfig, world_size: int, gpu_bytes: int) -> None:
-    """Refuse a start that cannot end well, before weights are read.
+    """Refuse a run that cannot fit, before weights are read.
 
-    It counts only what is sure to be held for the whole run, so a run that passes may still run out of memory.
+    Only components that are certain and held for the whole run count, so a run that passes may still run out of memory.
 
     Args:
-        gpu_bytes: all memory of one GPU.
+        gpu_bytes: total memory of one GPU.
 
     Raises:
         ValueError: weights, masters, moments, gradients and the replica alone exceed it; one line with the numbers.
     """
-    sizes = count_sizes(model_config, weights_dtype(config), config.model.lora_rank)
+    sizes = count_sizes(model_config, weights_dtype(config.model), config.model.lora_rank)
     held = {name: size for name, size in plan_memory(config, sizes, world_size).always.items() if name in CERTAIN and size}
-    if _total(held) > gpu_bytes:
+    total = sum(held.values())
+    if total > gpu_bytes:
         parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in held.items())
         raise ValueError(
-            f"the run needs at least {_total(held) / GIB:.1f} GiB on each of {world_size} GPUs ({parts}), and a GPU has "
-            f"{gpu_bytes / GIB:.1f}; `train.py --dry_run` with the same options says what would fit"
+            f"the run needs at least {total / GIB:.1f} GiB on each of {world_size} GPUs ({parts}), and a GPU has "
+            f"{gpu_bytes / GIB:.1f}; add --dry_run to the same command to see what would fit"
         )
 
 
 def partition_elements(numels: Iterable[int], world_size: int) -> int:
-    """Elements of one rank's part when each parameter is cut into equal parts, the last one padded (ZeRO-3)."""
+    """Elements of one rank's part if each parameter is cut into equal parts, the last one padded (ZeRO-3)."""
     return sum(-(-numel // world_size) for numel in numels)
 
 
-def cache_bytes(config: TrainConfig, sizes: ModelSizes) -> int:
-    """The key/value cache: whole pages within rollout.cache_gib, and one more for padding. All of it is taken, used or not."""
+def cache_bytes(options: RolloutOptions, sizes: ModelSizes) -> int:
+    """The key/value cache: whole pages within cache_gib, and one more for padding; allocated at once, used or not."""
     page = PAGE_TOKENS * kv_bytes_per_token(sizes)
-    return (int(config.rollout.cache_gib * GIB) // page + 1) * page
+    return (int(options.cache_gib * GIB) // page + 1) * page
 
 
-def cache_tokens(config: TrainConfig, sizes: ModelSizes) -> int:
-    """Tokens that the cache has room for."""
-    return cache_bytes(config, sizes) // kv_bytes_per_token(sizes) - PAGE_TOKENS
+def cache_tokens(options: RolloutOptions, sizes: ModelSizes) -> int:
+    """Tokens that fit into the cache."""
+    return cache_bytes(options, sizes) // kv_bytes_per_token(sizes) - PAGE_TOKENS
 
 
 def kv_bytes_per_token(sizes: ModelSizes) -> int:
     return KVCache.bytes_per_token(sizes.config, sizes.dtype)
 
 
-def sampler_bytes(config: TrainConfig, sizes: ModelSizes) -> int:
-    """A step of the sampler: the widest layer for its tokens, and the logits of its rows with what choosing a token takes."""
-    rollout, validation = config.rollout, config.validation
+def sampler_bytes(rollout: RolloutOptions, validation: ValidationOptions, sizes: ModelSizes) -> int:
+    """A step of the sampler: the widest layer for its tokens, and for its rows the logits and the choice of a token."""
     tokens = rollout.max_step_tokens or GPU_STEP_TOKENS
     truncated = validation.every and validation.temperature > 0 and validation.top_p < 1
-    # Bytes for each logit, counted with `sample_tokens`: fp32 logits, 16-bit ones before, and its own; more to cut a nucleus.
+    # Bytes per logit, counted on `sample_tokens`: 16-bit and fp32 logits and temporaries; more for top_p.
     per_logit = 52 if truncated else 12
     return tokens * forward_bytes_per_token(sizes) + rollout.max_rows * sizes.config.vocab_size * per_logit
 
 
 def forward_bytes_per_token(sizes: ModelSizes) -> int:
-    """The most that a forward pass without gradient holds: x, residual, norm, and four tensors of the feed-forward size."""
+    """Peak of a forward pass without gradient: x, residual, norm, and four tensors of the feed-forward size."""
     shape = sizes.config
     return sizes.itemsize * (4 * shape.intermediate_size + 3 * shape.hidden_size) + _position_bytes(sizes)
 
 
 def saved_bytes_per_token(sizes: ModelSizes, lora_rank: int = 0) -> int:
-    """What autograd keeps of one token in one layer, all tensors that `saved_tensors_hooks` is shown, weights left out."""
+    """Bytes that autograd saves per token in one layer, as counted with `saved_tensors_hooks`, without weights."""
     shape, w = sizes.config, sizes.itemsize
     q, kv = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
     norms = 2 * _norm_bytes(shape.hidden_size, 1, w)
     qk_norms = _norm_bytes(q, shape.num_heads, w) + _norm_bytes(kv, shape.num_kv_heads, w) - w * (q + kv)
-    # Rotated q and k, v, the output (once more where sequences of several lengths are put together), and log-sum-exps.
+    # Rotated q and k, v, the output (twice if sequences of several lengths are concatenated), log-sum-exps.
     attention = w * (q + 2 * kv) + 2 * w * q + FP32 * shape.num_heads
     feed_forward = 4 * w * shape.intermediate_size  # gate, silu(gate), up, their product
     adapters = 7 * w * lora_rank  # A x of q, k, v, o, gate, up and down
@@ -193,102 +196,91 @@ def saved_bytes_per_token(sizes: ModelSizes, lora_rank: int = 0) -> int:
 
 
 def backward_bytes_per_token(sizes: ModelSizes) -> int:
-    """What a layer's backward pass adds to what was kept: the gradients of its output, of silu(gate) up, and of one factor."""
+    """What a layer's backward pass adds to the saved bytes: gradients of its output, of silu(gate) up, and of one factor."""
     shape = sizes.config
     return sizes.itemsize * (2 * shape.intermediate_size + shape.hidden_size) + _position_bytes(sizes)
 
 
-def step_bytes(config: TrainConfig, sizes: ModelSizes, world_size: int) -> int:
-    """AdamW on one sub-group at a time (ZeRO-3) or on everything: a flat copy of the gradient; fused, it needs nothing else."""
+def step_bytes(engine: EngineOptions, sizes: ModelSizes, world_size: int) -> int:
+    """Fused AdamW on one sub-group at a time (ZeRO-3) or on everything: only a flat copy of the gradient."""
     part = partition_elements(sizes.trained, world_size)
-    if config.engine.zero_stage == 3:
+    if engine.zero_stage == 3:
         part = min(part, SUB_GROUP + -(-max(sizes.trained) // world_size))
     return FP32 * part
 
 
-def _add_state(plan: MemoryPlan, config: TrainConfig, sizes: ModelSizes) -> None:
+def state_bytes(engine: EngineOptions, sizes: ModelSizes, world_size: int) -> dict[str, int]:
     """The policy under ZeRO (Rajbhandari et al., arXiv 1910.02054): weights, masters, moments, gradients, communication."""
-    engine, w = config.engine, sizes.itemsize
-    whole, trained = sum(sizes.numels), sum(sizes.trained)
-    part = partition_elements(sizes.trained, plan.world_size)
-    offload = engine.offload_optimizer
-    if engine.zero_stage == 3:
+    w, part = sizes.itemsize, FP32 * partition_elements(sizes.trained, world_size)
+    if is_cut := engine.zero_stage == 3:
         small = sum(numel for numel in sizes.numels if numel <= engine.persistence_threshold)
-        cut = w * partition_elements(sizes.numels, plan.world_size)
-        weights = w * small + (0 if engine.offload_params else cut)
-        if engine.offload_params:
-            plan.cpu["weights"] = _pinned(cut)
-        gradients = 0 if offload else FP32 * part
+        weights = w * small + (0 if engine.offload_params else w * partition_elements(sizes.numels, world_size))
     else:
-        weights = w * whole
-        gradients = FP32 * (trained if engine.zero_stage == 1 else part)
-    plan.always["weights"] = weights
-    plan.always["masters"] = 0 if offload else FP32 * part
-    plan.always["Adam moments"] = 0 if offload else ADAM_MOMENTS * FP32 * part
-    plan.always["gradients"] = gradients
-    # Under ZeRO-1 and 2 there are two, and they come with the backward pass.
-    plan.always["reduction bucket"] = w * REDUCE_BUCKET * (1 if engine.zero_stage == 3 else 2)
-    if offload:
-        plan.cpu["masters and Adam moments"] = (1 + ADAM_MOMENTS) * FP32 * part
-        # The accumulator and what AdamW reads, both pinned, though ZeRO-1 and 2 have the first on the GPU.
-        plan.cpu["gradients"] = (2 if engine.zero_stage == 3 else 1) * _pinned(FP32 * part)
-        plan.cpu["optimizer's step"] = step_bytes(config, sizes, plan.world_size)
+        weights = w * sum(sizes.numels)
+    gradients = FP32 * sum(sizes.trained) if engine.zero_stage == 1 else part
+    return {
+        "weights": weights,
+        "masters": 0 if engine.offload_optimizer else part,
+        "Adam moments": 0 if engine.offload_optimizer else ADAM_MOMENTS * part,
+        "gradients": 0 if engine.offload_optimizer and is_cut else gradients,
+        # Two under ZeRO-1 and 2, allocated with the backward pass.
+        "reduction bucket": w * REDUCE_BUCKET * (1 if is_cut else 2),
+    }
 
 
-def _add_models(plan: MemoryPlan, config: TrainConfig, sizes: ModelSizes) -> None:
-    """The copy to sample with and the frozen start. Adapters' frozen start is their base, so it takes nothing."""
-    size = sizes.itemsize * sizes.base
-    plan.always["replica"] = size
-    needed = config.rl.kl_coef > 0 and not config.model.lora_rank
-    on_device = config.rl.reference == "device"
-    plan.always["reference"] = size if needed and on_device else 0
-    if needed and not on_device:
-        plan.cpu["reference"] = size
+def offloaded_bytes(engine: EngineOptions, sizes: ModelSizes, world_size: int) -> dict[str, int]:
+    """What ZeRO keeps in CPU memory."""
+    is_cut, part = engine.zero_stage == 3, FP32 * partition_elements(sizes.trained, world_size)
+    cpu = {}
+    if engine.offload_params and is_cut:
+        cpu["weights"] = _pinned(sizes.itemsize * partition_elements(sizes.numels, world_size))
+    if engine.offload_optimizer:
+        cpu["masters and Adam moments"] = (1 + ADAM_MOMENTS) * part
+        # The accumulator and AdamW's input, both pinned; ZeRO-1 and 2 have the accumulator on the GPU.
+        cpu["gradients"] = (2 if is_cut else 1) * _pinned(part)
+        cpu["optimizer's step"] = step_bytes(engine, sizes, world_size)
+    return cpu
 
 
-def _add_backward(plan: MemoryPlan, config: TrainConfig, sizes: ModelSizes) -> None:
-    """One micro-batch of rl.micro_batch_tokens, all of whose tokens may be response tokens."""
+def backward_bytes(config: TrainConfig, sizes: ModelSizes, world_size: int) -> dict[str, int]:
+    """One micro-batch of rl.micro_batch_tokens, all of which may be response tokens."""
     shape, w, tokens = sizes.config, sizes.itemsize, config.rl.micro_batch_tokens
-    width, matrix = shape.hidden_size, shape.vocab_size * shape.hidden_size
-    largest = max(sizes.trained)
+    width, largest = shape.hidden_size, max(sizes.trained)
+    found = {}
     if config.engine.zero_stage == 3:
-        plan.backward["gathered weights"] = w * min(sum(sizes.numels), max(MAX_LIVE, max(sizes.numels) + PREFETCH))
+        found["gathered weights"] = w * min(sum(sizes.numels), max(MAX_LIVE, max(sizes.numels) + PREFETCH))
     saved = tokens * saved_bytes_per_token(sizes, config.model.lora_rank)
     if config.model.checkpoint_layers:
-        kept, again = shape.num_layers * tokens * w * width, saved
+        kept, recomputed = shape.num_layers * tokens * w * width, saved
     else:
-        kept, again = shape.num_layers * saved, 0
-    layer = again + tokens * backward_bytes_per_token(sizes)
-    # Saved and in work for each response token: the last norm, three statistics, and the gradient of the hidden state.
+        kept, recomputed = shape.num_layers * saved, 0
+    layer = recomputed + tokens * backward_bytes_per_token(sizes)
+    # Per response token: the last norm, three statistics, and the gradient of the hidden state.
     output = tokens * (_norm_bytes(width, 1, w) + 3 * FP32 + (FP32 + w) * width) + OUTPUT_TILES
-    output_trained = not config.model.lora_rank
-    output += w * matrix if output_trained else 0
-    plan.backward["activations kept"] = kept
-    plan.backward["layer or output layer at work"] = max(layer, output)
-    # A parameter's gradient as it comes, the bucket put together anew to be sent, and this rank's part of it in fp32.
+    output_gradient = 0 if config.model.lora_rank else w * shape.vocab_size * width
+    found["activations kept"] = kept
+    found["layer or output layer at work"] = max(layer, output + output_gradient)
+    # A parameter's new gradient, the bucket concatenated for sending, and this rank's part of it in fp32.
     sent = max(largest, min(REDUCE_BUCKET, sum(sizes.trained)))
-    waiting = w * matrix if shape.tie_word_embeddings and output_trained else 0  # until the embedding's own is there
-    plan.backward["gradients on their way"] = w * largest + waiting + w * sent + FP32 * -(-sent // plan.world_size)
+    waiting = output_gradient if shape.tie_word_embeddings else 0  # until the embedding's gradient is there
+    found["gradients on their way"] = w * largest + waiting + w * sent + FP32 * -(-sent // world_size)
+    return found
 
 
 def _norm_bytes(size: int, num_rows: int, w: int) -> int:
-    """Kept of an RMSNorm: its input in fp32, a factor for each row, the product of the two, the output."""
+    """Saved by an RMSNorm: its input in fp32, a factor per row, their product, the output."""
     return FP32 * size + FP32 * num_rows + 2 * w * size
 
 
 def _position_bytes(sizes: ModelSizes) -> int:
-    """Cosines, sines, ids and positions, all layers together."""
+    """Cosines, sines, ids and positions, for all layers together."""
     return 2 * sizes.itemsize * sizes.config.head_size + 16
 
 
 def _pinned(size: int) -> int:
-    """PyTorch's allocator of pinned memory takes the next power of two."""
+    """Size rounded up to the next power of two, as PyTorch's allocator of pinned memory does."""
     return 1 << (size - 1).bit_length() if size else 0
 
 
 def _numels(parameters: Iterable[nn.Parameter]) -> tuple[int, ...]:
     return tuple(parameter.numel() for parameter in parameters)
-
-
-def _total(components: dict[str, int]) -> int:
-    return sum(components.values())

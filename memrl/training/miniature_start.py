@@ -1,10 +1,9 @@
-"""The miniature's start: from random weights to a model that reads, imperfectly, in under a minute.
+"""Make the miniature's start: train random weights, in under a minute, to read documents with one systematic error.
 
-A small model that is only shown the task does not learn to look anything up in reasonable time. So it first learns to look up,
-on random text that quotes itself, and then the form of the task, from a teacher with one bad habit: when a chunk *ends* in a fact
-about somebody else, it mostly writes that fact down and forgets what it knew. A model that copies this teacher answers short
-documents and loses the thread in long ones. Reinforcement learning has to find out, from right and wrong answers alone, that the
-habit is bad.
+A small model trained on the task alone does not learn to look things up in reasonable time. So it first learns that on random
+text that quotes itself, and then the form of the task from a teacher with one error: if a chunk *ends* in a fact about another
+name, the teacher mostly replaces the memory by that fact. A model that copies this teacher answers short documents and loses the
+answer in long ones. Reinforcement learning must unlearn the error from right and wrong answers alone.
 """
 
 import math
@@ -34,7 +33,7 @@ NUM_WORDS, NUM_DISTINCT, NUM_QUOTES, QUOTE_WORDS, CUE_WORDS = 20, 12, 6, 5, 2
 
 @dataclass
 class Batch:
-    """Packed sequences and the tokens to learn; fields as in `memrl.rl.packing.MicroBatch`."""
+    """Packed sequences and their target tokens; fields as in `memrl.rl.packing.MicroBatch`."""
 
     ids: Tensor
     seq_lens: list[int]
@@ -52,7 +51,7 @@ def make_start(folder: Path, agent: AgentConfig, options: WarmStartOptions, seed
 
 
 def build_model(vocab_size: int, seed: int) -> Transformer:
-    """A two-layer Qwen2 of 176,000 parameters whose first layer's heads begin by looking 1, 2, 3 and 4 tokens back."""
+    """A two-layer Qwen2 of 176,000 parameters; its first layer's heads initially attend 1, 2, 3 and 4 tokens back."""
     config = TransformerConfig(
         vocab_size=vocab_size,
         hidden_size=96,
@@ -66,17 +65,18 @@ def build_model(vocab_size: int, seed: int) -> Transformer:
         rope=RopeConfig(theta=10_000.0),
     )
     model = from_scratch(config, seed)
-    attention = model.model.layers[0].self_attn
-    look_back(attention.q_proj, attention.k_proj, model.inverse_frequencies)
+    q_proj, k_proj = (model.get_submodule(f"model.layers.0.self_attn.{name}") for name in ("q_proj", "k_proj"))
+    assert isinstance(q_proj, nn.Linear) and isinstance(k_proj, nn.Linear)
+    look_back(q_proj, k_proj, model.inverse_frequencies)
     return model
 
 
 @torch.no_grad()
 def look_back(q_proj: nn.Linear, k_proj: nn.Linear, frequencies: Tensor, strength: float = 6.0, num_fast: int = 2) -> None:
-    """Set the biases so that head h begins by attending to the token 1 + h places back, nearly whatever the tokens are.
+    """Set the biases so that head h initially attends to the token 1 + h places back, for almost any tokens.
 
-    Every key gets the same bias b on its fastest rotary pairs, and head h's query gets b turned by -(1 + h) positions. The rotary
-    embedding turns both by their own positions, so their product peaks where the key stands 1 + h places before the query.
+    Every key gets the same bias b on its fastest rotary pairs, and head h's query gets b rotated by -(1 + h) positions. The
+    rotary embedding rotates both by their own positions, so their product is largest if the key is 1 + h places before the query.
 
     Args:
         frequencies: fp32 [D/2], radians per position of each pair.
@@ -133,7 +133,7 @@ def _fit(
 def quote_batches(rng: np.random.Generator, batch_size: int, first_word: int, end_word: int) -> Iterator[Batch]:
     """Random text that quotes itself: 20 words, drawn from 12, then 6 quotes of 5 consecutive ones.
 
-    The first two words of a quote say which place it comes from (one alone may stand in two places), the other three are learned.
+    The first two words of a quote identify its place in the text (a single word may occur twice); the other three are targets.
     """
     text_len = NUM_WORDS + NUM_QUOTES * QUOTE_WORDS
     quoted = NUM_WORDS + np.arange(NUM_QUOTES)[:, None] * QUOTE_WORDS + np.arange(CUE_WORDS, QUOTE_WORDS)
@@ -150,7 +150,7 @@ def quote_batches(rng: np.random.Generator, batch_size: int, first_word: int, en
 
 
 def lesson_batches(rng: random.Random, options: WarmStartOptions, tokenizer: Tokenizer, agent: AgentConfig) -> Iterator[Batch]:
-    """The teacher's turns, in the prompts that the agent uses."""
+    """Batches of the teacher's turns, with the agent's prompts."""
     vocabulary = tokenizer.hf.get_vocab()
     templates = {text: PromptTemplate(text, tokenizer) for text in (agent.prompts.memory, agent.prompts.answer)}
 
@@ -183,10 +183,10 @@ def _pack_lessons(sequences: list[tuple[list[int], list[int]]]) -> Batch:
 
 
 def lesson(rng: random.Random, flaw: float, agent: AgentConfig) -> tuple[str, dict[str, str], str]:
-    """One turn as the teacher does it: the prompt's text, its slots, the response.
+    """One turn of the teacher: the prompt's text, its slots, the response.
 
-    The memory holds the answer (40%), somebody else's fact (15%) or nothing. The needle stands in the chunk with probability 0.6,
-    or 0.25 when the memory has the answer already, and then counts as the newer truth. One lesson in eight is an answer turn.
+    The memory holds the answer (40%), a fact about another name (15%) or nothing. The chunk contains the needle with probability
+    0.6, or 0.25 if the memory has the answer already; the needle then replaces it. 12% of the lessons are answer turns.
     """
     name, values = rng.choice(NAMES), draw_values(rng)
     kind = rng.random()

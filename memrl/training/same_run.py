@@ -1,14 +1,23 @@
-"""Whether a run is the one that its folder holds, and whether all machines run the same one."""
+"""Check that settings match the run in the folder, and that all machines run the same one.
 
+To extend a finished run, give the same command with a larger rl.steps. This works if optim.min_lr_ratio is 1: with a constant
+learning rate the longer run begins like the shorter one. With a falling rate each step's rate depends on rl.steps, so another
+value is refused; start a new run from the finished one's model/ instead (--model.path RUN/model --run_dir NEW; not for the
+miniature). A smaller rl.steps ends a run earlier, but not before the steps it has done.
+"""
+
+import json
 import socket
 import time
 from pathlib import Path
 
+import yaml
+
 from memrl.config import TrainConfig, differences, flatten
 from memrl.engine import distributed
 
-# What may change when a run is taken up again without making it another run: where it is, how its work is cut, what it
-# keeps and shows. A longer reward.timeout_s is how a run goes on whose verifier turned out slow.
+# Keys and sections that may change when a run is resumed, because training does not depend on them: paths, batching, saving,
+# logging. reward.timeout_s is here so that a run with a slow reward function can go on.
 FREE_KEYS = (
     "run_dir",
     "resume",
@@ -31,7 +40,7 @@ FREE_KEYS = (
     "engine.persistence_threshold",
 )
 
-# What the machines of one run need not agree about: where things are on their disks, and how each does its own part.
+# Keys that may differ between the machines of one run: paths on their disks, and how each batches its own part.
 MACHINE_KEYS = (
     "run_dir",
     "threads",
@@ -47,27 +56,45 @@ MACHINE_KEYS = (
     "rollout.share_prefixes",
 )
 
-VISIBLE_S = 10.0  # network disks show other machines a new file a little later
+VISIBLE_S = 10.0  # network disks show a new file to other machines a little later
 
 
-def changes(old: dict, new: dict) -> list[str]:
-    """What makes `new` another run than `old`, each as "key: old -> new"; flat settings."""
-    old = flatten(TrainConfig().to_dict()) | old  # a key that was not there yet had its default's effect
-    free = FREE_KEYS
-    if new["optim.min_lr_ratio"] == 1:
-        free += ("rl.steps",)  # with a constant rate a longer run begins like the shorter one
-    return differences(old, new, free)
+def check_same_run(folder: Path, settings: dict) -> None:
+    """Check the settings and inputs of a run against config.yaml and inputs.json in its folder.
+
+    Raises:
+        ValueError: they differ, with each difference and the keys that may change; or the files cannot be read.
+    """
+    try:
+        old = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        old |= {"inputs": json.loads((folder / "inputs.json").read_text(encoding="utf-8"))}
+    except (OSError, ValueError, TypeError, yaml.YAMLError):
+        raise ValueError(
+            f"config.yaml or inputs.json in {folder} is missing or damaged, so its run cannot be resumed; choose another run_dir"
+        ) from None
+    new = flatten(settings)
+    constant_rate = new["optim.min_lr_ratio"] == 1
+    free = (*FREE_KEYS, "rl.steps") if constant_rate else FREE_KEYS
+    # A key that the folder does not know is newer than the run, which had its default's effect.
+    found = differences(flatten(TrainConfig().to_dict()) | flatten(old), new, free)
+    if not found:
+        return
+    longer = "" if constant_rate else ", and rl.steps if optim.min_lr_ratio is 1 (otherwise the learning rate depends on it)"
+    raise ValueError(
+        f"{folder} holds a run with other settings ({'; '.join(found)}); give another run_dir, or the same settings. Only these "
+        f"may change: {', '.join(free)}{longer}"
+    )
 
 
 def disagreement(theirs: dict, mine: dict) -> str | None:
-    """What keeps this rank, with the settings `mine`, from training with rank 0, which has `theirs`."""
+    """The message if this rank's settings, `mine`, differ from rank 0's, `theirs`; None if they match."""
     if differ := differences(flatten(theirs), flatten(mine), MACHINE_KEYS):
         return f"{_who()} has other settings or files than rank 0 ({'; '.join(differ)}); all machines need the same"
     return None
 
 
 def sees(path: Path, content: str) -> bool:
-    """Whether this machine finds what rank 0 wrote; one with a disk of its own would put its part of a checkpoint nowhere."""
+    """Whether this machine can read what rank 0 wrote; otherwise its part of a checkpoint would be lost on its own disk."""
     deadline = time.monotonic() + VISIBLE_S
     while True:
         try:
@@ -81,7 +108,7 @@ def sees(path: Path, content: str) -> bool:
 
 
 def unseen(folder: Path) -> str:
-    return f"{_who()} does not find what rank 0 writes into {folder.resolve()}; give a run_dir on a disk that all machines share"
+    return f"{_who()} cannot read what rank 0 writes into {folder.resolve()}; give a run_dir on a disk that all machines share"
 
 
 def _who() -> str:

@@ -1,1 +1,1 @@
-"""Small helpers that know nothing of agents, models or training."""
+"""Helpers that import no other package of memrl."""

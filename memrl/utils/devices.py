@@ -1,11 +1,11 @@
-"""Device, threads and memory of this process. Importing this is cheap: torch comes with the first call."""
+"""Device, threads and memory of this process. Torch is imported by the first call, so that importing this is quick."""
 
 import os
 import sys
 
 
 def pick_device(name: str = "auto"):
-    """A torch.device; `auto` is the first GPU, or the CPU where there is none.
+    """A torch.device; `auto` is the first GPU, or the CPU without one.
 
     Raises:
         ValueError: an unknown name, or a GPU that this machine or this PyTorch does not have.
@@ -26,10 +26,10 @@ def pick_device(name: str = "auto"):
 
 
 def set_threads(count: int) -> None:
-    """CPU threads of this process; 0 is PyTorch's choice, or the cores shared out among torchrun's ranks."""
+    """Set the CPU threads of this process; 0 is PyTorch's choice, or under torchrun this rank's share of the cores."""
     import torch
 
-    if not count and "LOCAL_WORLD_SIZE" in os.environ:  # torchrun's own choice is one thread a rank
+    if not count and "LOCAL_WORLD_SIZE" in os.environ:  # torchrun's default is one thread per rank
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         count = max(1, cores // int(os.environ["LOCAL_WORLD_SIZE"]))
     if count:
@@ -37,7 +37,7 @@ def set_threads(count: int) -> None:
 
 
 def peak_memory() -> str:
-    """The most memory that this process held so far, say `1.3 GiB`, and the GPU's; "" where nobody counts."""
+    """Peak memory of this process, such as `1.3 GiB`, and of its GPU; "" if the platform cannot tell."""
     try:
         import resource
     except ImportError:  # not on Windows

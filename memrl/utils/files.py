@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and fingerprints of files: the standard library only."""
+"""Write files whole or not at all, read and fingerprint them, flush them to the disk."""
 
 import hashlib
 import os
@@ -9,10 +9,10 @@ _BLOCK, _SAMPLES = 2**20, 64
 
 
 def write_whole(path: str | Path, text: str) -> None:
-    """Write a UTF-8 file so that a kill or a full disk leaves the old one or the new one, never half of either.
+    """Write a UTF-8 file so that a kill or a full disk leaves the whole old or the whole new file.
 
-    A link stays a link, and a pipe or /dev/stdout is written to as it is. Half a surrogate pair, which a model can sample and no
-    file can hold, is written as an escape.
+    A link stays a link; a pipe or /dev/stdout is written to directly. A lone surrogate, which a model can sample but UTF-8 cannot
+    encode, is written as an escape.
     """
     target = Path(path).resolve()
     if target.exists() and not target.is_file():
@@ -27,7 +27,7 @@ def write_whole(path: str | Path, text: str) -> None:
 
 
 def read_whole(path: str | Path) -> bytes:
-    """A file's content; where there is none, a ValueError in one line that names the path."""
+    """The bytes of a file; raises ValueError naming the path if it cannot be read."""
     try:
         return Path(path).read_bytes()
     except FileNotFoundError:
@@ -37,7 +37,7 @@ def read_whole(path: str | Path) -> bytes:
 
 
 def fingerprint(files: Iterable[str | Path]) -> str:
-    """A hash of the files' names, sizes and contents; of a file above 64 MiB, of 64 evenly spaced MiB: it costs no time."""
+    """A hash of the files' names, sizes and contents; of a file above 64 MiB, only 64 evenly spaced MiB are read."""
     digest = hashlib.sha256()
     for path in map(Path, files):
         size = path.stat().st_size
@@ -50,7 +50,7 @@ def fingerprint(files: Iterable[str | Path]) -> str:
 
 
 def sync_path(path: Path) -> None:
-    """Have the system put a file, or a folder's list of names, on the disk now."""
+    """Flush a file, or a folder's list of names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

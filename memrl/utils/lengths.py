@@ -1,4 +1,4 @@
-"""Lengths as people write them."""
+"""Read lengths such as 800, 32k or 1m."""
 
 import re
 

@@ -1,10 +1,11 @@
-"""Run by tests/test_stopping.py: steps of a fifth of a second until asked to stop. Writes FOLDER/RANK.pid, .step and .done.
+"""Run by tests/test_stopping.py: steps of a fifth of a second until a signal. Writes FOLDER/RANK.pid, .step and .done.
 
-[torchrun --nproc_per_node 2] stopping.py FOLDER steps|start|wait|fork
+torchrun --nproc_per_node 2 stopping.py FOLDER steps|start|wait|fork|between
 """
 
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -32,12 +33,23 @@ def main(folder: Path, mode: str) -> int:
             child.start()
             child.terminate()
             child.join()
-        if stop.agreed() or (mode == "fork" and step == 5):
+        is_stopping = stop.agreed()
+        if mode == "between":
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+            break
+        if is_stopping or (mode == "fork" and step == 5):
             (folder / f"{rank}.done").write_text(str(step))
             break
     stop.end()
     distributed.shutdown()
     return stop.exit_code
+
+
+def run_alone(folder: Path, mode: str) -> None:
+    """A single rank, as a child process: standard error goes to FOLDER/stderr."""
+    os.dup2(os.open(folder / "stderr", os.O_CREAT | os.O_WRONLY), 2)
+    sys.exit(main(folder, mode))
 
 
 if __name__ == "__main__":
