@@ -9,12 +9,15 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from memrl.evaluation import Key, RankResults, Results, row_key
+from memrl.evaluation import eval_ranks
 from memrl.evaluation.eval_ranks import Ranks
+from memrl.evaluation.results import RankResults, Results
+from memrl.evaluation.runner import Key, row_key
 from tests.tiny_folder import WORDS, make_folder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -198,14 +201,17 @@ def test_a_rank_without_rank_0s_folder_says_what_is_missing(tmp_path):
         RankResults(tmp_path / "elsewhere", 3)
 
 
-def run_ranks(code: str, numbers=(0, 1)) -> list[tuple[int, str]]:
-    """Exit code and output of processes that are these ranks of two, each with `ranks` at hand."""
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+def run_ranks(code: str) -> list[tuple[int, str]]:
+    """Exit code and output of two processes, each with its own `ranks`."""
     head = "from datetime import timedelta; from memrl.evaluation import eval_ranks as module\n"
     head += "ranks = module.Ranks.of_environment()\n"
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", head + code],
@@ -215,21 +221,20 @@ def run_ranks(code: str, numbers=(0, 1)) -> list[tuple[int, str]]:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in numbers
+        for rank in range(2)
     ]
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
 
 
-def test_rank_0_does_nothing_before_the_ranks_have_found_each_other():
-    code = """module.TIMEOUT = timedelta(seconds=2)
-try:
-    ranks.from_rank_0(lambda: print("made"))
-except ConnectionError as error:
-    print("error:", error)
-"""
-    ((_, printed),) = run_ranks(code, numbers=[0])
-    assert "error: the ranks of torchrun do not find each other" in printed and "made" not in printed
+def test_rank_0_does_nothing_before_the_ranks_have_found_each_other(monkeypatch):
+    monkeypatch.setattr(eval_ranks, "TIMEOUT", timedelta(seconds=0.5))
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}.items():
+        monkeypatch.setenv(name, value)
+    made = []
+    with pytest.raises(ConnectionError, match="the ranks of torchrun do not find each other"):
+        Ranks.of_environment().from_rank_0(lambda: made.append("rows"))
+    assert not made
 
 
 @pytest.mark.slow

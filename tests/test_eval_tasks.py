@@ -152,7 +152,7 @@ def test_mistakes_name_what_there_is(tokenizer, agent, tmp_path):
     for names, message in (
         (["niah"], "there is no task 'niah'; give the path .* niah_single_1.* ruler_hotpotqa"),
         ([str(tmp_path / "none.parquet")], "there is no such file"),
-        (["needle", "needle"], "two tasks that are called 'needle'"),
+        (["needle", "needle"], "two tasks named 'needle'"),
         (["vt", "ruler"], "two tasks|needs|essays"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""What the rows of a results folder depend on: written beside them, and compared when a later command adds to them."""
+"""The settings that the rows of a results folder depend on: saved beside them, and compared when a later command adds rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from memrl.evaluation.tasks import Task
     from memrl.llm import Decoding
 
-FORMAT = 2  # of the rows; 1 had neither method nor repeat
+FORMAT = 2  # of the rows; format 1 had neither method nor repeat
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -40,12 +40,12 @@ def fingerprint(
     tasks: Sequence[Task],
     methods: Sequence[Method],
 ) -> dict[str, Any]:
-    """All that a row depends on, as JSON.
+    """Everything that a row depends on, as JSON.
 
     Args:
-        model: what the model is called in the rows.
-        source: where its answers come from: `local_source`, or an endpoint's address and the model's name there.
-        tokenizer: its folder; its files enter by hash.
+        model: the model's name in the rows.
+        source: the origin of its answers: `local_source`, or an endpoint's address and the model's name there.
+        tokenizer: its folder; the files enter by hash.
     """
     folder = Path(tokenizer)
     return {
@@ -61,34 +61,29 @@ def fingerprint(
 
 
 def local_source(model: str | Path, options: ReaderOptions) -> dict[str, Any]:
-    """The weights of a folder, by hash, and how they are run; the folder's place is told and not compared."""
+    """The weights of a folder, by hash, and how they are run; the folder's path is recorded but not compared."""
     model = Path(model)
     weights = fingerprint_files(sorted(model.glob("*.safetensors")))
     return {"model_path": str(model.resolve()), "weights": weights, **model_settings(options)}
 
 
 def join(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a folder to which a command adds rows: the old ones with the tasks and methods that are added.
+    """The settings of a folder after a command adds rows to it: the old ones with the added tasks and methods.
 
     Raises:
-        ValueError: rows of an earlier format, or anything else that both have and have otherwise.
+        ValueError: rows of an earlier format, or a common setting that differs.
     """
     if old.get("format") != new.get("format"):
+        formats = f"{old.get('format', 1)} there, {new.get('format')} now"
         raise ValueError(
-            f"{folder} holds results in another format ({old.get('format', 1)} there, {new.get('format')} now), whose rows this "
-            "version cannot add to; give another --out"
+            f"{folder} holds results in another format ({formats}), to which no rows can be added; give another --out"
         )
     added = {name: {**old.get(name, {}), **new.get(name, {})} for name in _ADDITIVE}
     before, now = _compared(old, new), _compared(new, old)
-    differ = [
-        f"{key} ({_short(before.get(key))} there, {_short(now.get(key))} now)"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
+    differ = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     if differ:
-        raise ValueError(
-            f"{folder} holds results made with other settings: {', '.join(differ)}; give another --out, or the same settings"
-        )
+        shown = ", ".join(f"{key} ({_short(before.get(key))} there, {_short(now.get(key))} now)" for key in differ)
+        raise ValueError(f"{folder} holds results made with other settings: {shown}; give another --out, or the same settings")
     return {**new, **added}
 
 
