@@ -18,7 +18,7 @@ from memrl.evaluation.methods import MethodOptions, make_methods
 from memrl.evaluation.reading_row import ReadingRecorder, depths_of, read_to_row, retained_digit
 from memrl.evaluation.runner import Key, all_keys, evaluate, read_all, row_key, share_of
 from memrl.evaluation.statistics import bootstrap_interval, wilson_interval
-from memrl.evaluation.summary import print_table, summarize, summarize_costs, write_summary
+from memrl.evaluation.summary import print_table, summarize
 from memrl.reading.open_model import ReaderOptions, load_settings, open_llm
 from memrl.scoring.scores import SCORES
 from memrl.types import Sample, Trajectory, Turn
@@ -359,8 +359,9 @@ def test_the_least_length_of_cut_documents_is_named_beside_files(capsys):
 
 def test_costs_are_apart_from_what_does_not_differ_between_runs():
     rows = [reading(0), reading(1), reading(2, method="one_shot", peak_gib=None)]
-    assert summarize_costs(rows) == [{"mean_seconds": 1.5, "peak_gib": 1.5}, {"mean_seconds": 3.0, "peak_gib": None}]
-    assert not {"mean_seconds", "peak_gib"} & set(summarize(rows)[0])
+    entries, costs = summarize(rows), [{"mean_seconds": 1.5, "peak_gib": 1.5}, {"mean_seconds": 3.0, "peak_gib": None}]
+    assert summarize(rows, costs=True) == [entry | cost for entry, cost in zip(entries, costs, strict=True)]
+    assert not {"mean_seconds", "peak_gib"} & set(entries[0])
 
 
 @pytest.mark.parametrize(
@@ -378,16 +379,14 @@ def test_wilson_interval_has_the_published_values(successes, trials, low, high):
     assert wilson_interval(successes, trials) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
 
 
-def test_table_and_summary_file(tmp_path, capsys, rows):
+def test_table_and_summary(capsys, rows):
     other = [{**row, "method": "retrieval", "task": "words[1]", "length": "file"} for row in rows]
-    summary = summarize([*rows, *other])
-    summary = [entry | cost for entry, cost in zip(summary, summarize_costs([*rows, *other]), strict=True)]
+    summary = summarize([*rows, *other], costs=True)
     print_table(summary, {"words": "chunks"})
     printed = capsys.readouterr().out
     assert "length (chunks)" in printed
     assert "retrieval" in printed and "words[1]" in printed
-    write_summary(summary, tmp_path / "summary.json")
-    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    assert json.loads(json.dumps(summary)) == summary
     assert {"task", "length", "method", "n", "failures", "empty", *SCORES} <= set(summary[0])
 
 

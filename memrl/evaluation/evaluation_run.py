@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 import threading
 import time
@@ -20,9 +21,10 @@ from memrl.evaluation.model_under_test import ModelUnderTest, Options, check_opt
 from memrl.evaluation.reading_row import peak_gib
 from memrl.evaluation.results import RankResults, Results
 from memrl.evaluation.runner import Key, Row, all_keys, read_all, share_of
-from memrl.evaluation.summary import print_table, summarize, summarize_costs, write_summary
+from memrl.evaluation.summary import print_table, summarize
 from memrl.evaluation.tasks import Task, choose_lengths, length_units, make_tasks, parse_lengths
-from memrl.reading.open_model import ReaderOptions, decoding
+from memrl.reading.open_model import ReaderOptions
+from memrl.utils.files import write_whole
 from memrl.utils.progress import Progress, format_seconds
 
 if TYPE_CHECKING:
@@ -129,9 +131,8 @@ class Evaluation:
                 "disk that all machines share?"
             )
         # The summary covers the whole folder, rows of earlier commands included.
-        entries = zip(summarize(rows.values()), summarize_costs(rows.values()), strict=True)
-        summary = [{"model": self.model.label, **entry, **cost} for entry, cost in entries]
-        write_summary(summary, self.folder / "summary.json")
+        summary = [{"model": self.model.label, **entry} for entry in summarize(rows.values(), costs=True)]
+        write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         if self.left:
             print(_totals([rows[key] for key in self.left], seconds))
         units = _units(summary)
@@ -183,15 +184,7 @@ def open_evaluation(
     opened: list[Results] = []
 
     def open_results() -> list[Key]:
-        settings = fingerprint(
-            model=model.label,
-            source=model.source(),
-            tokenizer=model.tokenizer_folder,
-            decoding=decoding(reader),
-            seed=options.seed,
-            tasks=list(tasks.values()),
-            methods=list(methods.values()),
-        )
+        settings = fingerprint(model, options.seed, tasks, methods)
         opened.append(Results(folder, settings, resume=options.resume == "auto"))
         left = [key for key in keys if key not in opened[0].finished]
         _check_documents(tasks, left, options.seed)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from memrl.agents.limits import check_turn
 from memrl.agents.memory import AgentConfig
-from memrl.evaluation.eval_settings import local_source
 from memrl.evaluation.tasks import Task
 from memrl.reading.open_model import ReaderOptions, check_seed, decoding, load_settings, model_window, open_llm
 
@@ -82,12 +81,6 @@ class ModelUnderTest:
             return Path("eval") / self.label.replace("/", "-")
         model = Path(self.name).resolve()
         return model.parent / "eval" / model.name
-
-    def source(self) -> dict[str, Any]:
-        """The origin of the answers, for the results' fingerprint."""
-        if self.endpoint is not None:
-            return {"endpoint": self.endpoint, "served_model": self.name}
-        return local_source(self.name, self.reader)
 
     def window(self) -> int | None:
         """Tokens of a local model's window; None for an endpoint."""

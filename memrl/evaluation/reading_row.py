@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memrl.scoring.evidence import find_answers, is_traceable
@@ -21,24 +22,34 @@ if TYPE_CHECKING:
 RETAINED_STEPS = 9  # shares of the gold answers are written as digits from 0 to 9
 
 
+@dataclass
 class ReadingRecorder:
-    """Called with each turn of one reading; keeps the counts and texts that its row needs.
+    """Counts and texts of one reading; called with each of its turns.
 
     Attributes:
-        chunks: memory turns so far.
+        on_turn: called after each turn with its kind.
         memory: the last memory.
         retained: one digit per memory turn, see `retained_digit`; "" if no gold answer can be traced.
+        chunks: memory turns.
+        tokens, cut_tokens: of the document; those of them that the method did not show.
         prompt_tokens, response_tokens: of all turns.
+        seconds: wall-clock time, during which the sampler also worked on other readings.
+        peak_gib: peak memory of this process so far: of the GPU if one is used, None if the model runs elsewhere.
     """
 
-    def __init__(self, sample: Sample, on_turn: Callable[[str], None] | None = None):
-        """
-        Args:
-            on_turn: called after each turn with its kind.
-        """
-        self.sample, self._on_turn = sample, on_turn
-        self.chunks = self.prompt_tokens = self.response_tokens = 0
-        self.memory = self.retained = ""
+    sample: Sample
+    on_turn: Callable[[str], None] | None = None
+    response: str = ""
+    memory: str = ""
+    retained: str = ""
+    chunks: int = 0
+    tokens: int = 0
+    cut_tokens: int = 0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    seconds: float = 0.0
+    peak_gib: float | None = None
+    error: str | None = None
 
     def __call__(self, turn: Turn) -> None:
         self.prompt_tokens += len(turn.prompt_ids)
@@ -49,8 +60,32 @@ class ReadingRecorder:
             self.retained += retained_digit(turn.text, self.sample.answers, self.sample.match)
         # Only training needs the turns of a trajectory, and the prompts of a long document take much memory.
         turn.prompt_ids, turn.response_logprobs = [], []
-        if self._on_turn is not None:
-            self._on_turn(turn.kind)
+        if self.on_turn is not None:
+            self.on_turn(turn.kind)
+
+    def row(self) -> dict[str, Any]:
+        """The columns of a row that depend on the reading."""
+        sample = self.sample
+        return {
+            "id": sample.id,
+            "question": sample.question,
+            "answers": list(sample.answers),
+            "match": sample.match,
+            "response": self.response,
+            "answer": extract_answer(self.response).strip(),
+            "memory": self.memory,
+            **score_response(self.response, sample.answers, sample.match),
+            "chunks": self.chunks,
+            "tokens": self.tokens,
+            "cut_tokens": self.cut_tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "response_tokens": self.response_tokens,
+            "seconds": round(self.seconds, 3),
+            "peak_gib": self.peak_gib,
+            "depths": depths_of(sample),
+            "held": self.retained,
+            "error": self.error,
+        }
 
 
 def retained_digit(memory: str, answers: Sequence[str], match: str) -> str:
@@ -71,82 +106,35 @@ def retained_digit(memory: str, answers: Sequence[str], match: str) -> str:
 
 
 async def read_to_row(
-    llm: LLM,
-    method: Method,
-    sample: Sample,
-    identity: Sequence[int],
-    on_turn: Callable[[str], None] | None = None,
+    llm: LLM, method: Method, sample: Sample, identity: Sequence[int], on_turn: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
-    """Run the method on the sample; returns the columns of a row that depend on the reading.
+    """Run the method on the sample; returns `ReadingRecorder.row`.
 
     An exception becomes the row's `error`, and the other readings go on. A failure has no response, and all scores of an empty
-    answer are 0. `seconds` are wall-clock time, during which the sampler also worked on other readings. `peak_gib` is the peak
-    memory of this process so far: of the GPU if one is used, null if the model runs elsewhere. `cut_tokens` are the document
-    tokens that the method did not show.
+    answer are 0.
 
     Args:
         identity: everything that the reading's randomness depends on.
     """
     recorder = ReadingRecorder(sample, on_turn)
     session = llm.session(*identity, on_turn=recorder)
-    response, memory, error, tokens, cut_tokens = "", None, None, 0, 0
     began = time.perf_counter()
     try:
-        tokens = len(session.encode(sample.context)) if sample.context.strip() else 0
+        recorder.tokens = len(session.encode(sample.context)) if sample.context.strip() else 0
         trajectory = await method.run(session, sample)
-        response, memory = trajectory.response, trajectory.memory
-        cut_tokens = int(trajectory.scores.get("cut_tokens", 0))
+        recorder.response = trajectory.response
+        recorder.memory = recorder.memory if trajectory.memory is None else trajectory.memory
+        recorder.cut_tokens = int(trajectory.scores.get("cut_tokens", 0))
     except Exception as problem:
-        error = one_line(problem)
-    return _columns(
-        recorder,
-        response=response,
-        memory=memory,
-        tokens=tokens,
-        cut_tokens=cut_tokens,
-        seconds=time.perf_counter() - began,
-        peak=peak_gib() if hasattr(llm, "sampler") else None,
-        error=error,
-    )
+        recorder.error = one_line(problem)
+    recorder.seconds = time.perf_counter() - began
+    recorder.peak_gib = peak_gib() if hasattr(llm, "sampler") else None
+    return recorder.row()
 
 
 def unread_row(sample_id: str, problem: Exception) -> dict[str, Any]:
     """The same columns for a document that could not be made: its generator raised `problem`."""
-    return _columns(ReadingRecorder(Sample(sample_id, "", "")), error=one_line(problem))
-
-
-def _columns(
-    recorder: ReadingRecorder,
-    *,
-    response: str = "",
-    memory: str | None = None,
-    tokens: int = 0,
-    cut_tokens: int = 0,
-    seconds: float = 0.0,
-    peak: float | None = None,
-    error: str | None = None,
-) -> dict[str, Any]:
-    sample = recorder.sample
-    return {
-        "id": sample.id,
-        "question": sample.question,
-        "answers": list(sample.answers),
-        "match": sample.match,
-        "response": response,
-        "answer": extract_answer(response).strip(),
-        "memory": recorder.memory if memory is None else memory,
-        **score_response(response, sample.answers, sample.match),
-        "chunks": recorder.chunks,
-        "tokens": tokens,
-        "cut_tokens": cut_tokens,
-        "prompt_tokens": recorder.prompt_tokens,
-        "response_tokens": recorder.response_tokens,
-        "seconds": round(seconds, 3),
-        "peak_gib": peak,
-        "depths": depths_of(sample),
-        "held": recorder.retained,
-        "error": error,
-    }
+    return ReadingRecorder(Sample(sample_id, "", ""), error=one_line(problem)).row()
 
 
 def depths_of(sample: Sample) -> list[float]:

@@ -1,16 +1,13 @@
-"""Summarize rows by task, length and method: mean scores with intervals, summary.json, and the printed table."""
+"""Summarize rows by task, length and method: mean scores with intervals, and the printed table."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from memrl.evaluation.statistics import score_interval
 from memrl.scoring.scores import SCORES
-from memrl.utils.files import write_whole
 
 if TYPE_CHECKING:
     from memrl.evaluation.runner import Row
@@ -18,30 +15,26 @@ if TYPE_CHECKING:
 TASK_WIDTH = 16  # characters of a task's name before it is wrapped on a narrow terminal
 
 
-def summarize(rows: Iterable[Row]) -> list[dict[str, Any]]:
+def summarize(rows: Iterable[Row], *, costs: bool = False) -> list[dict[str, Any]]:
     """One entry per task, length and method: counts, mean scores and their 95% intervals.
 
     The unit is the sample: with several readings of each, n is still the number of samples, a score is the mean over samples of
     the mean over readings, and the intervals are over samples. Failures and empty answers are counted over readings; both are
     wrong answers.
+
+    Args:
+        costs: add the mean seconds of a reading and the peak memory, which differ from run to run.
     """
-    return [_entry(cell, group) for cell, group in _cells(rows)]
-
-
-def summarize_costs(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """In the order of `summarize`: mean seconds of a reading and peak memory, which differ from run to run."""
-    costs = []
-    for _, group in _cells(rows):
-        peaks = [row["peak_gib"] for row in group if row["peak_gib"] is not None]
-        costs.append({"mean_seconds": _mean([row["seconds"] for row in group]), "peak_gib": max(peaks, default=None)})
-    return costs
-
-
-def _cells(rows: Iterable[Row]) -> list[tuple[tuple, list[Row]]]:
     cells: dict[tuple, list[Row]] = {}
     for row in rows:
         cells.setdefault((row["task"], row["length"], row["method"]), []).append(row)
-    return sorted(cells.items(), key=lambda item: (item[0][0], isinstance(item[0][1], str), *item[0][1:]))
+    ordered = sorted(cells.items(), key=lambda item: (item[0][0], isinstance(item[0][1], str), *item[0][1:]))
+    return [_entry(cell, group) | (_costs(group) if costs else {}) for cell, group in ordered]
+
+
+def _costs(rows: list[Row]) -> dict[str, Any]:
+    peaks = [row["peak_gib"] for row in rows if row["peak_gib"] is not None]
+    return {"mean_seconds": _mean([row["seconds"] for row in rows]), "peak_gib": max(peaks, default=None)}
 
 
 def _entry(cell: tuple, rows: list[Row]) -> dict[str, Any]:
@@ -64,11 +57,6 @@ def _entry(cell: tuple, rows: list[Row]) -> dict[str, Any]:
 
 def _mean(values: list[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def write_summary(summary: list[dict[str, Any]], path: str | Path) -> None:
-    """Write the summary as JSON, whole or not at all."""
-    write_whole(path, json.dumps(summary, indent=2) + "\n")
 
 
 def print_table(summary: list[dict[str, Any]], units: dict[str, str] | None = None, file: TextIO | None = None) -> None:
