@@ -1,4 +1,4 @@
-"""Evaluation: the same rows in any batch and after any interruption, failures counted, numbers that are what they say."""
+"""Evaluation: equal rows in any batch and after any interruption, failures counted, summaries against known values."""
 
 import asyncio
 import io
@@ -80,7 +80,7 @@ def rows(open_with):
 
 
 def plain(rows):
-    """Without what is measured by the clock."""
+    """Without the columns that differ between runs."""
     measured = ("seconds", "peak_gib")
     return [{name: value for name, value in row.items() if name not in measured} for row in rows]
 
@@ -104,7 +104,9 @@ def test_rows_have_every_column_in_order_of_length_and_index(rows):
             assert len(row["held"]) == row["chunks"] and set(row["held"]) <= {"0", "9"}
             assert row["seconds"] > 0 and row["peak_gib"] > 0
             assert (row["depths"], row["chunk_tokens"]) == ([0.0], 8)
-    assert len({row["response"] for row in rows}) > 4  # sampled at temperature 1: otherwise the tests below prove little
+    assert (
+        len({row["response"] for row in rows}) > 4
+    )  # sampled at temperature 1; with equal responses the tests below would prove little
 
 
 def test_results_do_not_depend_on_the_batch(rows, open_with):
@@ -217,21 +219,21 @@ def test_repeats_are_other_draws_and_each_keeps_its_own(open_with):
     assert read(2, seed=1) != two
 
 
-# --- what a reading is measured by -----------------------------------------------------------------------------------------
+# --- the columns of a reading ----------------------------------------------------------------------------------------------
 
 
 def turn(kind, text):
     return Turn(kind, [1, 2, 3], [4, 5], [0.0, 0.0], "stop", text)
 
 
-def test_held_says_which_share_of_the_answers_stands_in_the_memory():
+def test_the_retained_digit_is_the_share_of_the_answers_in_the_memory():
     answers = ["red fox", "blue hen", "owl"]
     memories = ("", "the owl", "Owl: red  fox.", "owl, red fox, blue-hen")
     assert [retained_digit(text, answers, "all") for text in memories] == list("0369")
     assert [retained_digit(text, answers, "any") for text in ("", "bowl", "the OWL", "owl, red fox")] == list("0099")
 
 
-def test_answers_that_nobody_can_trace_hold_nothing():
+def test_answers_that_occur_in_any_text_are_not_counted_as_retained():
     for match in ("any", "all"):
         assert [retained_digit("yes and no", answers, match) for answers in (["no"], ["Yes.", "no"], [])] == [""] * 3
     assert [retained_digit(text, ["no", "owl", "hen"], "all") for text in ("no", "no owl", "hen, owl")] == list("049")
@@ -241,7 +243,7 @@ def test_answers_that_nobody_can_trace_hold_nothing():
     assert (recorder.retained, recorder.chunks) == ("", 1)
 
 
-def test_recorder_keeps_the_memory_and_nothing_of_the_prompts():
+def test_recorder_keeps_the_memory_and_drops_the_prompts():
     seen = []
     recorder = ReadingRecorder(Sample("s", "q", "", ("owl",)), seen.append)
     turns = [turn("memory", "an owl"), turn("memory", "a hen"), turn("answer", "owl")]
@@ -253,7 +255,7 @@ def test_recorder_keeps_the_memory_and_nothing_of_the_prompts():
 
 
 def read_one(response, answers=("owl",), match="any", error=None):
-    """`read_to_row` with a method that says `response`, or raises, after one memory turn; the llm is one of nobody's model."""
+    """`read_to_row` with a method that answers `response`, or raises, after one memory turn; the llm has no model."""
 
     class Method:
         name = "memory"
@@ -277,14 +279,14 @@ def test_empty_answers_are_wrong_by_every_score():
         assert (row["answer"], row["error"], sum(row[score] for score in SCORES)) == ("", None, 0.0)
 
 
-def test_all_answers_have_to_be_named_where_the_sample_says_so():
+def test_all_answers_have_to_be_named_if_the_match_is_all():
     row = read_one("\\boxed{owl, hen}", ["owl", "hen", "fox", "cow"], "all")
     assert (row["match"], row["ruler"], row["lenient"], row["held"]) == ("all", 0.5, 0.0, "2")
 
 
 def test_a_failed_reading_keeps_what_was_read_and_scores_nothing():
-    row = read_one("", error=TimeoutError("the server said nothing\nfor long"))
-    assert row["error"] == "TimeoutError: the server said nothing"
+    row = read_one("", error=TimeoutError("no answer from the server\nfor long"))
+    assert row["error"] == "TimeoutError: no answer from the server"
     assert (row["memory"], row["chunks"], row["held"], row["response"]) == ("an owl", 1, "9", "")
     assert not any(row[score] for score in SCORES)
     assert read_one("", error=RuntimeError())["error"] == "RuntimeError"
@@ -293,7 +295,7 @@ def test_a_failed_reading_keeps_what_was_read_and_scores_nothing():
         assert row["error"] == "ConnectionError: at: HTTP 503: (busy)"
 
 
-def test_depths_are_taken_where_they_are_shares_of_the_document():
+def test_only_depths_that_are_shares_of_the_document_are_used():
     def depths(value):
         return depths_of(Sample("s", "q", "c", metadata={"depths": value}))
 
@@ -334,7 +336,7 @@ def test_repeats_are_averaged_within_their_sample_before_anything_else():
     assert entry["strict_interval"] == summarize(more)[0]["strict_interval"] == list(wilson_interval(1, 2))
 
 
-def test_no_interval_is_empty_where_every_sample_scores_the_same():
+def test_intervals_have_a_width_if_all_samples_score_the_same():
     rows = [reading(i, repeat, **dict.fromkeys(SCORES, 1.0), match="all", answers="ab") for i in range(4) for repeat in range(2)]
     (entry,) = summarize(rows)
     assert all(entry[f"{score}_interval"] == list(wilson_interval(4, 4)) for score in SCORES)
@@ -357,7 +359,7 @@ def test_the_least_length_of_cut_documents_is_named_beside_files(capsys):
     assert "the middle of 3 documents was cut out, from length 900 on" in capsys.readouterr().out
 
 
-def test_costs_are_apart_from_what_does_not_differ_between_runs():
+def test_costs_are_optional_because_they_differ_between_runs():
     rows = [reading(0), reading(1), reading(2, method="one_shot", peak_gib=None)]
     entries, costs = summarize(rows), [{"mean_seconds": 1.5, "peak_gib": 1.5}, {"mean_seconds": 3.0, "peak_gib": None}]
     assert summarize(rows, costs=True) == [entry | cost for entry, cost in zip(entries, costs, strict=True)]
@@ -391,7 +393,7 @@ def test_table_and_summary(capsys, rows):
 
 
 def table_of(entries, width=None, monkeypatch=None):
-    """The printed table's lines; on a terminal where a width is given."""
+    """The printed table's lines; on a terminal if a width is given."""
     file = io.StringIO()
     if width is not None:
         file.isatty = lambda: True

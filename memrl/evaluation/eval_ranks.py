@@ -52,14 +52,13 @@ class Ranks:
             return make()
         dist = _connect()
         _barrier_group()
-        value, mistake = None, None
+        box: list[Any] = [None, None]  # result, error message
         if self.rank == 0:
             try:
-                value = make()
+                box[0] = make()
             except (ValueError, OSError) as error:
-                mistake = str(error)
+                box[1] = str(error)
         self.wait()  # `make` hashes the weights, which can take longer than TIMEOUT
-        box = [value, mistake]
         dist.broadcast_object_list(box, src=0)
         if box[1] is not None:
             raise ValueError(box[1])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from memrl.evaluation.eval_ranks import Ranks
 from memrl.evaluation.eval_settings import fingerprint
 from memrl.evaluation.methods import Method, MethodOptions, make_methods
-from memrl.evaluation.model_under_test import ModelUnderTest, Options, check_options, describe_model
+from memrl.evaluation.model_under_test import ModelUnderTest, Options, check_options, read_model_settings
 from memrl.evaluation.reading_row import peak_gib
 from memrl.evaluation.results import RankResults, Results
 from memrl.evaluation.runner import Key, Row, all_keys, read_all, share_of
@@ -174,7 +174,7 @@ def open_evaluation(
     lengths = None if options.lengths is None else parse_lengths(options.lengths)
     if options.endpoint is None:
         reader = replace(reader, device=ranks.device(reader.device))
-    model = describe_model(options, reader)
+    model = read_model_settings(options, reader)
     methods = {m.name: m for m in make_methods(options.methods.split(","), method_options, model.agent, model.window())}
     names = [name.strip() for name in options.task.split(",")]
     tasks = {task.name: task for task in make_tasks(names, model.tokenizer, model.agent, files)}

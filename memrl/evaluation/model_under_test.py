@@ -108,7 +108,7 @@ class ModelUnderTest:
         return llm
 
 
-def describe_model(options: Options, reader: ReaderOptions) -> ModelUnderTest:
+def read_model_settings(options: Options, reader: ReaderOptions) -> ModelUnderTest:
     """Read the agent settings and the tokenizer, but not the weights.
 
     Raises:

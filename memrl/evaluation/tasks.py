@@ -213,7 +213,7 @@ def _make_task(name: str, tokenizer: Tokenizer, thread_tokenizer: Tokenizer, age
             raise ValueError(f"task {name}: there is no such file")
         return FileTask(name)
     known = ", ".join((NeedleTask.name, "ruler", *TASKS, "ruler_hotpotqa"))
-    raise ValueError(f"there is no task {name!r}; give the path of a .jsonl or .parquet file, or of {known}")
+    raise ValueError(f"there is no task {name!r}; give the path of a .jsonl or .parquet file, or one of {known}")
 
 
 def choose_lengths(tasks: Sequence[Task], given: Sequence[int] | None) -> dict[str, list[Length]]:
@@ -226,7 +226,9 @@ def choose_lengths(tasks: Sequence[Task], given: Sequence[int] | None) -> dict[s
         return {task.name: list(task.default_lengths) for task in tasks}
     units = {task.length_unit: task.name for task in tasks if task.length_unit}
     if not units:
-        raise ValueError(f"lengths is given, but {', '.join(t.name for t in tasks)} is read as it is; leave --lengths out")
+        raise ValueError(
+            f"lengths is given, but {', '.join(t.name for t in tasks)} has documents of fixed length; leave --lengths out"
+        )
     if len(units) > 1:
         meanings = ", ".join(f"{unit} of {name}" for unit, name in units.items())
         raise ValueError(f"lengths cannot be {meanings} at once; run the tasks by separate commands, or leave --lengths out")
