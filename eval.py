@@ -70,7 +70,7 @@ def parse(arguments: list[str] | None) -> list:
 def main(arguments: list[str] | None = None) -> int:
     """The exit code: 0, 1 where the endpoint or a rank went away or rows are missing, 130 after Ctrl-C, 2 for mistakes."""
     options = parse(arguments)
-    from memrl.evaluation.eval_command import IncompleteError, open_evaluation
+    from memrl.evaluation.evaluation_run import IncompleteError, open_evaluation
 
     evaluation = None
     with user_errors():

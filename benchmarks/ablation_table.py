@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from memrl.evaluation.summary import Z_95, wilson_interval
+from memrl.evaluation.statistics import paired_interval, wilson_interval
 
 LEVEL, WINDOW = 0.9, 5  # learned: the mean reward of so many steps reaches the level
 LAST_STEPS = 10
@@ -57,29 +57,6 @@ class Estimate:
     high: float
     least: float
     most: float
-
-
-def paired_interval(gains: int, losses: int, n: int, z: float = Z_95) -> tuple[float, float]:
-    """Confidence interval of the difference of two proportions over the same n documents, 95% by default.
-
-    Only the documents that the two answer differently carry information. With b gains, c losses, half a document added to each
-    of the four cells and m = n + 2 (Agresti and Min, Statistics in Medicine 24, 2005):
-
-        (b - c) / m  -+  z sqrt(b + c + 1 - (b - c)^2 / m) / m
-
-    Unlike the bootstrap and the plain Wald interval it is not empty where both answer every document alike.
-
-    Raises:
-        ValueError: counts that cannot be.
-
-    >>> [round(bound, 4) for bound in paired_interval(12, 2, 100)]
-    [0.0261, 0.17]
-    """
-    if n < 1 or gains < 0 or losses < 0 or gains + losses > n:
-        raise ValueError(f"{gains} gains and {losses} losses in {n} documents have no interval")
-    m, difference = n + 2, gains - losses
-    margin = z * math.sqrt(gains + losses + 1 - difference * difference / m) / m
-    return max(-1.0, difference / m - margin), min(1.0, difference / m + margin)
 
 
 def accuracy(rights: Sequence[Sequence[bool]]) -> Estimate:

@@ -20,11 +20,11 @@ from benchmarks.ablation_table import (
     by_accuracy,
     change,
     format_table,
-    paired_interval,
     steps_to_level,
 )
 from benchmarks.ablations import find_variants, plan, publish, write_documents
 from memrl.config import validate
+from memrl.evaluation.statistics import paired_interval
 from train import parse
 
 ROOT = Path(__file__).resolve().parent.parent

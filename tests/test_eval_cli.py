@@ -114,7 +114,7 @@ def test_who_interrupts_is_told_what_is_finished(folder, questions, tmp_path, ca
 
 
 def test_what_goes_wrong_after_the_reading_is_one_line_too(folder, questions, tmp_path, capsys):
-    from memrl.evaluation import eval_command as command
+    from memrl.evaluation import evaluation_run as command
 
     out = tmp_path / "out"
     options = ["--model", folder, "--task", questions, "--out", out, "--device", "cpu", "--samples", 1]
@@ -142,7 +142,7 @@ def test_stopped_command_continues_with_the_same_rows(folder, questions, tmp_pat
     before = rows_in(out)
     code, printed, errors = run_main(capsys, *options, "--out", out)
     assert code == 0 and printed.startswith("15 readings, ")  # 14, and the one that failed
-    assert any("9 of 24 readings are there already" in line for line in errors)
+    assert any("9 of 24 readings are finished already" in line for line in errors)
     assert len(before) == 10 and [without_clock(row) for row in rows_in(out)[:10]] == [without_clock(row) for row in before]
     assert sorted(map(without_clock, rows_in(out)), key=row_key) == sorted(
         map(without_clock, rows_in(tmp_path / "whole")), key=row_key

@@ -1,4 +1,4 @@
-"""The results folder of eval.py: every reading exactly once, wherever kills fall and however many ranks there were."""
+"""The results folder of an evaluation: every reading exactly once, after kills at any time and with any number of ranks."""
 
 import importlib
 import json
@@ -9,12 +9,15 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from memrl.evaluation import Key, RankResults, Results, row_key
+from memrl.evaluation import eval_ranks
 from memrl.evaluation.eval_ranks import Ranks
+from memrl.evaluation.results import RankResults, Results
+from memrl.evaluation.runner import Key, row_key
 from tests.tiny_folder import WORDS, make_folder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -131,13 +134,13 @@ def test_two_processes_do_not_write_into_one_folder(tmp_path):
         results.add(ROWS[0])
         results.add(make_row(1, error="e"))
         results.add(ROWS[1])
-        results.collect()  # the file is another one from here on, and the folder is still taken
+        results.collect()  # replaces the file; the folder is still locked
         with pytest.raises(ValueError, match="another process"):
             Results(tmp_path, SETTINGS)
     Results(tmp_path, SETTINGS).close()
 
 
-def test_settings_without_rows_bind_nobody(tmp_path):
+def test_settings_without_rows_may_be_replaced(tmp_path):
     Results(tmp_path, SETTINGS).close()
     Results(tmp_path, SETTINGS | {"weights": "repaired"}, resume=False).close()
 
@@ -173,7 +176,7 @@ def test_rows_that_a_kill_left_in_a_ranks_file_are_taken_up_by_any_number_of_ran
     assert sorted(rows_in(tmp_path), key=row_key) == ROWS and not path.exists()
 
 
-def test_rows_in_a_ranks_file_alone_bind_as_well(tmp_path):
+def test_rows_in_a_ranks_file_alone_fix_the_settings(tmp_path):
     Results(tmp_path, SETTINGS).close()
     with RankResults(tmp_path, 1) as rank:
         rank.add(ROWS[1])
@@ -183,7 +186,7 @@ def test_rows_in_a_ranks_file_alone_bind_as_well(tmp_path):
         Results(tmp_path, SETTINGS, resume=False)
 
 
-def test_a_rank_that_outlived_its_command_keeps_the_folder(tmp_path):
+def test_a_rank_that_still_runs_after_its_command_keeps_the_folder_locked(tmp_path):
     pytest.importorskip("fcntl")
     Results(tmp_path, SETTINGS).close()
     with RankResults(tmp_path, 1) as rank:
@@ -193,19 +196,22 @@ def test_a_rank_that_outlived_its_command_keeps_the_folder(tmp_path):
     assert len(Results(tmp_path, SETTINGS).rows) == 1
 
 
-def test_a_rank_without_rank_0s_folder_says_what_is_missing(tmp_path):
+def test_a_rank_without_rank_0s_folder_names_the_missing_folder(tmp_path):
     with pytest.raises(ValueError, match=r"rank 3 finds no folder .*elsewhere; give an --out on a disk that all machines share"):
         RankResults(tmp_path / "elsewhere", 3)
 
 
-def run_ranks(code: str, numbers=(0, 1)) -> list[tuple[int, str]]:
-    """Exit code and output of processes that are these ranks of two, each with `ranks` at hand."""
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+def run_ranks(code: str) -> list[tuple[int, str]]:
+    """Exit code and output of two processes, each with its own `ranks`."""
     head = "from datetime import timedelta; from memrl.evaluation import eval_ranks as module\n"
     head += "ranks = module.Ranks.of_environment()\n"
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", head + code],
@@ -215,21 +221,20 @@ def run_ranks(code: str, numbers=(0, 1)) -> list[tuple[int, str]]:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in numbers
+        for rank in range(2)
     ]
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
 
 
-def test_rank_0_does_nothing_before_the_ranks_have_found_each_other():
-    code = """module.TIMEOUT = timedelta(seconds=2)
-try:
-    ranks.from_rank_0(lambda: print("made"))
-except ConnectionError as error:
-    print("error:", error)
-"""
-    ((_, printed),) = run_ranks(code, numbers=[0])
-    assert "error: the ranks of torchrun do not find each other" in printed and "made" not in printed
+def test_rank_0_does_nothing_before_the_ranks_have_found_each_other(monkeypatch):
+    monkeypatch.setattr(eval_ranks, "TIMEOUT", timedelta(seconds=0.5))
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}.items():
+        monkeypatch.setenv(name, value)
+    made = []
+    with pytest.raises(ConnectionError, match="the ranks of torchrun do not find each other"):
+        Ranks.of_environment().from_rank_0(lambda: made.append("rows"))
+    assert not made
 
 
 @pytest.mark.slow
@@ -318,7 +323,7 @@ def kill_all(process: subprocess.Popen) -> None:
     for pid in family:
         os.kill(pid, signal.SIGKILL)
     process.wait()
-    for pid in family[1:]:  # until the system has let go of their locks
+    for pid in family[1:]:  # until the system has released their locks
         while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.01)
 
@@ -333,7 +338,7 @@ def without_clock(rows):
 
 @pytest.fixture(scope="module")
 def whole(model, questions, tmp_path_factory):
-    """What a command that nobody killed writes."""
+    """The results of a command without interruption."""
     out = tmp_path_factory.mktemp("whole") / "out"
     arguments = command(model, questions, out)
     assert importlib.import_module("eval").main(arguments[arguments.index("--model") :]) == 0
@@ -341,7 +346,7 @@ def whole(model, questions, tmp_path_factory):
 
 
 def run_killed(model, questions, folder: Path, worlds: list[int], seed: int) -> int:
-    """Kill a command once for each number of ranks but the last, after a random number of rows; how many kills hit it running."""
+    """Kill a command once per number of ranks but the last, after a random number of rows; returns the kills while it ran."""
     rng, out, kills = random.Random(seed), folder / "out", 0
     for turn, ranks in enumerate(worlds):
         process = start(command(model, questions, out, ranks), folder / "log")

@@ -1,4 +1,4 @@
-"""What is evaluated: tasks by name, lengths and what they mean, documents of the length that was asked for."""
+"""Evaluation tasks: made by name, their lengths and units, documents of the requested length."""
 
 import json
 
@@ -23,7 +23,7 @@ def tokenizer():
 
 
 class Fixed:
-    """A generator of which it is known what it was asked for."""
+    """A generator that records its calls."""
 
     version, num_questions, answer_tokens = "7", 5, 32
 
@@ -45,7 +45,7 @@ def test_lengths():
             parse_lengths(bad)
 
 
-def test_needle_documents_have_the_length_that_was_asked_for(agent, tokenizer, request):
+def test_needle_documents_have_the_requested_length(agent, tokenizer, request):
     (task,) = make_tasks(["needle"], tokenizer, agent)
     for length in (1, 7, 512):
         sample = task.sample(length, 0, 0)
@@ -71,7 +71,7 @@ def test_needle_depth_is_where_the_needle_begins():
         assert int(len(sample.context[:begin].split()) // 25) == sample.metadata["needle_chunk"]
 
 
-def test_needle_version_tells_of_the_chunks_that_documents_are_made_for(agent, tokenizer):
+def test_needle_version_depends_on_the_chunk_size(agent, tokenizer):
     versions = {make_tasks(["needle"], tokenizer, AgentConfig(agent.prompts, size))[0].version for size in (25, 50)}
     assert len(versions) == 2
 
@@ -83,13 +83,13 @@ def test_ruler_is_all_of_its_tasks_with_a_tokenizer_of_their_own(agent, tokenize
     tasks = make_tasks(["needle", "ruler"], tokenizer, agent, files)
     assert [task.name for task in tasks] == ["needle", *TASKS] and len(TASKS) == 13
     assert all(given is files for _, _, given in made)
-    # It runs in another thread, and a tokenizer is not made for two.
+    # The tasks run in another thread, and a tokenizer is not thread-safe.
     assert {id(used) for _, used, _ in made} == {id(made[0][1])} != {id(tokenizer)}
     assert made[0][1].encode("code irene") == tokenizer.encode("code irene")
     assert (tasks[1].is_slow, tasks[0].is_slow, tasks[1].length_unit) == (True, False, "tokens")
 
 
-def test_generated_task_asks_its_generator_and_has_as_many_documents_as_questions():
+def test_generated_task_calls_its_generator_and_has_as_many_documents_as_questions():
     generator = Fixed()
     task = GeneratedTask("qa_1", generator, "tokens", (8192,), 2**20)
     assert (task.version, task.num_tokens(8192)) == ("7", 8192)
@@ -99,7 +99,7 @@ def test_generated_task_asks_its_generator_and_has_as_many_documents_as_question
     assert task.sample(16, 2, 9) == make_sample(1, 2) and generator.asked == [(16, 2, 9)]
 
 
-def test_documents_that_cannot_be_made_are_told_before_anything_is_loaded():
+def test_documents_that_cannot_be_made_are_found_before_anything_is_loaded():
     generator = Fixed()
     task = GeneratedTask("vt", generator, "tokens", (8,), 2**20)
     task.check([8, 16, 2**19], 1)
@@ -110,7 +110,7 @@ def test_documents_that_cannot_be_made_are_told_before_anything_is_loaded():
     assert generator.asked[-2:] == [(50, 0, 1), (6400, 0, 1)]
 
 
-def test_lengths_apply_to_every_task_that_counts_the_same(tokenizer, agent, tmp_path):
+def test_lengths_apply_to_every_task_with_the_same_unit(tokenizer, agent, tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps({"question": "q", "context": "c", "answers": ["a"]}) + "\n")
     needle, mine = make_tasks(["needle", str(path)], tokenizer, agent)
@@ -148,11 +148,11 @@ def test_files_are_read_as_they_are(tokenizer, agent, tmp_path, suffix):
     assert 0 < task.num_tokens("file") < len(samples[0].context)
 
 
-def test_mistakes_name_what_there_is(tokenizer, agent, tmp_path):
+def test_mistakes_name_the_known_tasks(tokenizer, agent, tmp_path):
     for names, message in (
         (["niah"], "there is no task 'niah'; give the path .* niah_single_1.* ruler_hotpotqa"),
         ([str(tmp_path / "none.parquet")], "there is no such file"),
-        (["needle", "needle"], "two tasks that are called 'needle'"),
+        (["needle", "needle"], "two tasks named 'needle'"),
         (["vt", "ruler"], "two tasks|needs|essays"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""Evaluation: the same rows in any batch and after any interruption, failures counted, numbers that are what they say."""
+"""Evaluation: equal rows in any batch and after any interruption, failures counted, summaries against known values."""
 
 import asyncio
 import io
@@ -6,28 +6,19 @@ import json
 import random
 import re
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
 
 from memrl.agents.agent_file import load_agent
-from memrl.evaluation import (
-    Key,
-    all_keys,
-    evaluate,
-    print_table,
-    read_all,
-    row_key,
-    share_of,
-    summarize,
-    summarize_costs,
-    wilson_interval,
-    write_summary,
-)
 from memrl.evaluation.accuracy_plot import plot_accuracy
-from memrl.evaluation.document_cache import Documents
-from memrl.evaluation.measure import Meter, depths_of, held_digit, measure
+from memrl.evaluation.evaluation_run import _print_problems
 from memrl.evaluation.methods import MethodOptions, make_methods
+from memrl.evaluation.reading_row import ReadingRecorder, depths_of, read_to_row, retained_digit
+from memrl.evaluation.runner import Key, all_keys, evaluate, read_all, row_key, share_of
+from memrl.evaluation.statistics import bootstrap_interval, wilson_interval
+from memrl.evaluation.summary import print_table, summarize
 from memrl.reading.open_model import ReaderOptions, load_settings, open_llm
 from memrl.scoring.scores import SCORES
 from memrl.types import Sample, Trajectory, Turn
@@ -89,7 +80,7 @@ def rows(open_with):
 
 
 def plain(rows):
-    """Without what is measured by the clock."""
+    """Without the columns that differ between runs."""
     measured = ("seconds", "peak_gib")
     return [{name: value for name, value in row.items() if name not in measured} for row in rows]
 
@@ -113,7 +104,9 @@ def test_rows_have_every_column_in_order_of_length_and_index(rows):
             assert len(row["held"]) == row["chunks"] and set(row["held"]) <= {"0", "9"}
             assert row["seconds"] > 0 and row["peak_gib"] > 0
             assert (row["depths"], row["chunk_tokens"]) == ([0.0], 8)
-    assert len({row["response"] for row in rows}) > 4  # sampled at temperature 1: otherwise the tests below prove little
+    assert (
+        len({row["response"] for row in rows}) > 4
+    )  # sampled at temperature 1; with equal responses the tests below would prove little
 
 
 def test_results_do_not_depend_on_the_batch(rows, open_with):
@@ -138,15 +131,17 @@ def test_ranks_get_documents_of_every_length_the_longest_first():
     for part in parts:
         assert [key.length for key in part] == sorted((key.length for key in part), reverse=True)
         assert {key.length for key in part} == {1, 3}
-        assert all(len({key.place for key in part[i : i + 4]}) == 1 for i in range(0, 20, 4))  # a document's four readings
-    assert not {key.place for key in parts[0]} & {key.place for key in parts[1]}
+        assert all(len({key.document for key in part[i : i + 4]}) == 1 for i in range(0, 20, 4))  # a document's four readings
+    assert not {key.document for key in parts[0]} & {key.document for key in parts[1]}
 
 
 def test_finished_documents_are_not_even_made(rows, open_with):
     llm, agent = open_with()
     task = WordTask()
-    done = {row_key(row) for row in rows[:-2]}
-    assert plain(evaluate(llm, task, [1, 3], 6, agent, 7, done=done)) == plain(rows[-2:])
+    keys = [row_key(row) for row in rows[-2:]]
+    methods = {m.name: m for m in make_methods(["memory"], MethodOptions(), agent, None)}
+    columns = {"model": "", "chunk_tokens": 8}
+    assert plain(read_all(llm, keys, {"words": task}, methods, 7, columns=columns)) == plain(rows[-2:])
     assert sorted(task.made) == [(3, 4), (3, 5)]
 
 
@@ -191,14 +186,21 @@ def test_a_document_is_made_once_for_all_its_readings_and_then_forgotten(open_wi
     }
     assert all(row["tokens"] == 16 and row["error"] is None for row in rows)
 
-    async def count():
-        with Documents({"words": task}, 0, [("words", 1, 0)] * 2) as documents:
-            await documents.get(("words", 1, 0))
-            held = len(documents._made)
-            await documents.get(("words", 1, 0))
-            return held, len(documents._made)
+    documents, alive = [], []
 
-    assert asyncio.run(count()) == (1, 0)
+    class Watched(WordTask):
+        def sample(self, length, index, seed):
+            sample = super().sample(length, index, seed)
+            documents.append(weakref.ref(sample))
+            return sample
+
+    def on_result(row):
+        alive.append(sum(document() is not None for document in documents))
+
+    llm, _ = open_with(max_rows=1)
+    keys = all_keys([task], {"words": [2]}, 4, ["memory"], repeats=2)
+    read_all(llm, keys, {"words": Watched()}, methods, 0, on_result=on_result)
+    assert len(documents) == 4 and max(alive) == 1
 
 
 def test_repeats_are_other_draws_and_each_keeps_its_own(open_with):
@@ -217,43 +219,43 @@ def test_repeats_are_other_draws_and_each_keeps_its_own(open_with):
     assert read(2, seed=1) != two
 
 
-# --- what a reading is measured by -----------------------------------------------------------------------------------------
+# --- the columns of a reading ----------------------------------------------------------------------------------------------
 
 
 def turn(kind, text):
     return Turn(kind, [1, 2, 3], [4, 5], [0.0, 0.0], "stop", text)
 
 
-def test_held_says_which_share_of_the_answers_stands_in_the_memory():
+def test_the_retained_digit_is_the_share_of_the_answers_in_the_memory():
     answers = ["red fox", "blue hen", "owl"]
     memories = ("", "the owl", "Owl: red  fox.", "owl, red fox, blue-hen")
-    assert [held_digit(text, answers, "all") for text in memories] == list("0369")
-    assert [held_digit(text, answers, "any") for text in ("", "bowl", "the OWL", "owl, red fox")] == list("0099")
+    assert [retained_digit(text, answers, "all") for text in memories] == list("0369")
+    assert [retained_digit(text, answers, "any") for text in ("", "bowl", "the OWL", "owl, red fox")] == list("0099")
 
 
-def test_answers_that_nobody_can_trace_hold_nothing():
+def test_answers_that_occur_in_any_text_are_not_counted_as_retained():
     for match in ("any", "all"):
-        assert [held_digit("yes and no", answers, match) for answers in (["no"], ["Yes.", "no"], [])] == [""] * 3
-    assert [held_digit(text, ["no", "owl", "hen"], "all") for text in ("no", "no owl", "hen, owl")] == list("049")
-    assert [held_digit(text, ["no", "owl"], "any") for text in ("no", "an owl")] == list("09")
-    meter = Meter(Sample("s", "q", "", ("yes",)))
-    meter(turn("memory", "yes"))
-    assert (meter.held, meter.chunks) == ("", 1)
+        assert [retained_digit("yes and no", answers, match) for answers in (["no"], ["Yes.", "no"], [])] == [""] * 3
+    assert [retained_digit(text, ["no", "owl", "hen"], "all") for text in ("no", "no owl", "hen, owl")] == list("049")
+    assert [retained_digit(text, ["no", "owl"], "any") for text in ("no", "an owl")] == list("09")
+    recorder = ReadingRecorder(Sample("s", "q", "", ("yes",)))
+    recorder(turn("memory", "yes"))
+    assert (recorder.retained, recorder.chunks) == ("", 1)
 
 
-def test_meter_keeps_the_memory_and_nothing_of_the_prompts():
+def test_recorder_keeps_the_memory_and_drops_the_prompts():
     seen = []
-    meter = Meter(Sample("s", "q", "", ("owl",)), seen.append)
+    recorder = ReadingRecorder(Sample("s", "q", "", ("owl",)), seen.append)
     turns = [turn("memory", "an owl"), turn("memory", "a hen"), turn("answer", "owl")]
     for one in turns:
-        meter(one)
-    assert (meter.held, meter.chunks, meter.memory) == ("90", 2, "a hen")
-    assert (meter.prompt_tokens, meter.response_tokens, seen) == (9, 6, ["memory", "memory", "answer"])
+        recorder(one)
+    assert (recorder.retained, recorder.chunks, recorder.memory) == ("90", 2, "a hen")
+    assert (recorder.prompt_tokens, recorder.response_tokens, seen) == (9, 6, ["memory", "memory", "answer"])
     assert all(one.prompt_ids == [] and one.response_logprobs == [] and one.response_ids == [4, 5] for one in turns)
 
 
-def run_measure(response, answers=("owl",), match="any", error=None):
-    """`measure` with a method that says `response`, or raises, after one memory turn; the llm is one of nobody's model."""
+def read_one(response, answers=("owl",), match="any", error=None):
+    """`read_to_row` with a method that answers `response`, or raises, after one memory turn; the llm has no model."""
 
     class Method:
         name = "memory"
@@ -265,35 +267,35 @@ def run_measure(response, answers=("owl",), match="any", error=None):
             return Trajectory(response=response, memory="an owl at last")
 
     llm = SimpleNamespace(session=lambda *identity, on_turn: SimpleNamespace(on_turn=on_turn, encode=str.split))
-    return asyncio.run(measure(llm, Method(), Sample("s", "q", "a b c", tuple(answers), match), (0, 1)))
+    return asyncio.run(read_to_row(llm, Method(), Sample("s", "q", "a b c", tuple(answers), match), (0, 1)))
 
 
 def test_empty_answers_are_wrong_by_every_score():
-    right = run_measure("\\boxed{owl}")
+    right = read_one("\\boxed{owl}")
     assert all(right[score] == 1.0 for score in SCORES) and (right["answer"], right["tokens"]) == ("owl", 3)
     assert right["memory"] == "an owl at last" and right["peak_gib"] is None  # the model is not in this process
     for response in ("", "  \n", "the owl \\boxed{}", "\\boxed{ } owl", "<think>owl</think>"):
-        row = run_measure(response, [""])
+        row = read_one(response, [""])
         assert (row["answer"], row["error"], sum(row[score] for score in SCORES)) == ("", None, 0.0)
 
 
-def test_all_answers_have_to_be_named_where_the_sample_says_so():
-    row = run_measure("\\boxed{owl, hen}", ["owl", "hen", "fox", "cow"], "all")
+def test_all_answers_have_to_be_named_if_the_match_is_all():
+    row = read_one("\\boxed{owl, hen}", ["owl", "hen", "fox", "cow"], "all")
     assert (row["match"], row["ruler"], row["lenient"], row["held"]) == ("all", 0.5, 0.0, "2")
 
 
 def test_a_failed_reading_keeps_what_was_read_and_scores_nothing():
-    row = run_measure("", error=TimeoutError("the server said nothing\nfor long"))
-    assert row["error"] == "TimeoutError: the server said nothing"
+    row = read_one("", error=TimeoutError("no answer from the server\nfor long"))
+    assert row["error"] == "TimeoutError: no answer from the server"
     assert (row["memory"], row["chunks"], row["held"], row["response"]) == ("an owl", 1, "9", "")
     assert not any(row[score] for score in SCORES)
-    assert run_measure("", error=RuntimeError())["error"] == "RuntimeError"
+    assert read_one("", error=RuntimeError())["error"] == "RuntimeError"
     for tries in ("", " (try 2 of 8)", " (try 8 of 8)"):  # one kind of failure has one text
-        row = run_measure("", error=ConnectionError(f"at: HTTP 503: (busy){tries}"))
+        row = read_one("", error=ConnectionError(f"at: HTTP 503: (busy){tries}"))
         assert row["error"] == "ConnectionError: at: HTTP 503: (busy)"
 
 
-def test_depths_are_taken_where_they_are_shares_of_the_document():
+def test_only_depths_that_are_shares_of_the_document_are_used():
     def depths(value):
         return depths_of(Sample("s", "q", "c", metadata={"depths": value}))
 
@@ -334,15 +336,13 @@ def test_repeats_are_averaged_within_their_sample_before_anything_else():
     assert entry["strict_interval"] == summarize(more)[0]["strict_interval"] == list(wilson_interval(1, 2))
 
 
-def test_no_interval_is_empty_where_every_sample_scores_the_same():
+def test_intervals_have_a_width_if_all_samples_score_the_same():
     rows = [reading(i, repeat, **dict.fromkeys(SCORES, 1.0), match="all", answers="ab") for i in range(4) for repeat in range(2)]
     (entry,) = summarize(rows)
     assert all(entry[f"{score}_interval"] == list(wilson_interval(4, 4)) for score in SCORES)
 
 
 def test_intervals_are_wilsons_for_proportions_and_bootstrapped_for_shares():
-    from memrl.evaluation.statistics import bootstrap_interval
-
     values = [0.25, 1.0, 0.5, 0.0, 1.0]
     (entry,) = summarize([reading(i, f1=v, ruler=v, match="all", answers="abcd") for i, v in enumerate(values)])
     assert entry["f1_interval"] == entry["ruler_interval"] == list(bootstrap_interval(values))
@@ -353,10 +353,17 @@ def test_intervals_are_wilsons_for_proportions_and_bootstrapped_for_shares():
     assert entry["ruler_interval"] == list(wilson_interval(5, 5))
 
 
-def test_costs_are_apart_from_what_does_not_differ_between_runs():
+def test_the_least_length_of_cut_documents_is_named_beside_files(capsys):
+    cut = {"method": "one_shot", "cut_tokens": 5}
+    _print_problems([reading(0, length=length, **cut) for length in ("file", 900, 8192)])
+    assert "the middle of 3 documents was cut out, from length 900 on" in capsys.readouterr().out
+
+
+def test_costs_are_optional_because_they_differ_between_runs():
     rows = [reading(0), reading(1), reading(2, method="one_shot", peak_gib=None)]
-    assert summarize_costs(rows) == [{"mean_seconds": 1.5, "peak_gib": 1.5}, {"mean_seconds": 3.0, "peak_gib": None}]
-    assert not {"mean_seconds", "peak_gib"} & set(summarize(rows)[0])
+    entries, costs = summarize(rows), [{"mean_seconds": 1.5, "peak_gib": 1.5}, {"mean_seconds": 3.0, "peak_gib": None}]
+    assert summarize(rows, costs=True) == [entry | cost for entry, cost in zip(entries, costs, strict=True)]
+    assert not {"mean_seconds", "peak_gib"} & set(entries[0])
 
 
 @pytest.mark.parametrize(
@@ -374,21 +381,19 @@ def test_wilson_interval_has_the_published_values(successes, trials, low, high):
     assert wilson_interval(successes, trials) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
 
 
-def test_table_and_summary_file(tmp_path, capsys, rows):
+def test_table_and_summary(capsys, rows):
     other = [{**row, "method": "retrieval", "task": "words[1]", "length": "file"} for row in rows]
-    summary = summarize([*rows, *other])
-    summary = [entry | cost for entry, cost in zip(summary, summarize_costs([*rows, *other]), strict=True)]
+    summary = summarize([*rows, *other], costs=True)
     print_table(summary, {"words": "chunks"})
     printed = capsys.readouterr().out
     assert "length (chunks)" in printed
     assert "retrieval" in printed and "words[1]" in printed
-    write_summary(summary, tmp_path / "summary.json")
-    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    assert json.loads(json.dumps(summary)) == summary
     assert {"task", "length", "method", "n", "failures", "empty", *SCORES} <= set(summary[0])
 
 
 def table_of(entries, width=None, monkeypatch=None):
-    """The printed table's lines; on a terminal where a width is given."""
+    """The printed table's lines; on a terminal if a width is given."""
     file = io.StringIO()
     if width is not None:
         file.isatty = lambda: True

@@ -1,4 +1,4 @@
-"""The methods that are compared: made by name, what they say of themselves, and that each does what it says."""
+"""The compared methods: made by name, their settings, and that each has as many and as long turns as it declares."""
 
 import importlib
 import json
@@ -37,7 +37,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def llm(tokenizer):
-    """Answers as long as it may."""
+    """Every response has the maximum length."""
     return LocalLLM(ScriptedSampler(lambda request: tokenizer.encode("x" * 99)), tokenizer, Decoding())
 
 
@@ -66,13 +66,13 @@ def test_methods_are_made_in_the_order_given():
         (["retrieval"], {"retrieval_tokens": 11}, "retrieval_tokens is 11, less than one passage of 12 tokens"),
     ],
 )
-def test_mistakes_are_told_in_one_line(names, change, message):
+def test_mistakes_are_reported_in_one_line(names, change, message):
     with pytest.raises(ValueError, match=message) as raised:
         made(*names, options=replace(OPTIONS, **change))
     assert "\n" not in str(raised.value)
 
 
-def test_a_missing_package_is_told_before_anything_runs(monkeypatch):
+def test_a_missing_package_is_reported_before_anything_runs(monkeypatch):
     monkeypatch.setitem(importlib.sys.modules, "bm25s", None)
     assert made("memory", "one_shot")
     with pytest.raises(ValueError, match="retrieval needs the package bm25s; pip install bm25s"):
@@ -85,7 +85,7 @@ def test_the_window_is_the_models_or_a_smaller_one():
     assert [method.config.window for method in made("one_shot", "retrieval", options=small)] == [150, 150]
 
 
-def test_an_endpoints_window_is_the_users_to_say():
+def test_an_endpoints_window_is_given_by_the_user():
     with pytest.raises(ValueError, match=r"one_shot needs the endpoint's window, .*--window TOKENS"):
         made("memory", "one_shot", window=None)
     [retrieval] = made("retrieval", window=None)
@@ -97,16 +97,16 @@ def test_an_endpoints_window_is_the_users_to_say():
         made("memory", window=None, options=replace(OPTIONS, window=ENDPOINT_RESERVE))
 
 
-def test_settings_are_json_and_tell_apart_what_changes_a_prompt():
-    def told(options=OPTIONS, agent=AGENT, window=WINDOW):
+def test_settings_are_json_and_differ_if_a_prompt_does():
+    def described(options=OPTIONS, agent=AGENT, window=WINDOW):
         methods = made(*METHODS, options=options, agent=agent, window=window)
         return {method.name: json.dumps(method.settings(), sort_keys=True) for method in methods}
 
     def changed(**change):
-        other = told(**change)
+        other = described(**change)
         return {name for name in METHODS if other[name] != base[name]}
 
-    base = told()
+    base = described()
     assert changed() == set()
     assert changed(window=190) == {"one_shot", "retrieval"} == changed(options=replace(OPTIONS, window=190))
     assert changed(options=replace(OPTIONS, retrieval_tokens=61)) == {"retrieval"}
@@ -137,20 +137,20 @@ def test_memory_is_the_agent_that_is_trained(llm):
 
 @pytest.mark.parametrize("size", [0, 1, 9, 10, 11, 59, 60, 61, 150, 400])
 @pytest.mark.parametrize("name", METHODS)
-def test_turns_are_as_many_and_as_long_as_the_method_says(llm, tokenizer, name, size):
+def test_turns_are_as_many_and_as_long_as_the_method_declares(llm, tokenizer, name, size):
     [method] = made(name)
     question = "why a?"
     trajectory = llm.run([method.run(llm.session(0), Sample("s", question, "y" * size))])[0]
     assert len(trajectory.turns) == method.num_turns(size)
     longest = max(turn.num_tokens for turn in trajectory.turns)
-    told = method.longest_turn(tokenizer, document_tokens=size, question_tokens=len(question))
+    declared = method.longest_turn(tokenizer, document_tokens=size, question_tokens=len(question))
     slack = 0
     if name == "retrieval" and size > 60:
         slack = 11  # whole passages do not fill the budget
     elif name == "memory" and size == 0:
         slack = len("S=;") - AGENT.answer_tokens + AGENT.memory_tokens  # counted as if there were a chunk
-    assert told - slack <= longest <= told
-    assert told <= method.longest_turn(tokenizer, question_tokens=len(question)) <= method.longest_turn(tokenizer)
+    assert declared - slack <= longest <= declared
+    assert declared <= method.longest_turn(tokenizer, question_tokens=len(question)) <= method.longest_turn(tokenizer)
     assert method.longest_turn(tokenizer) <= WINDOW
 
 

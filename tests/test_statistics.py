@@ -31,7 +31,7 @@ def test_the_interval_of_a_small_sample_is_that_of_all_its_resamples():
 
 
 def test_scores_of_0_and_1_follow_the_binomial_distribution():
-    # 40 samples with two values take the multinomial way; 30% ones.
+    # 40 samples with two values use the multinomial draw; 30% ones.
     means = bootstrap_means([1] * 12 + [0] * 28, samples=40_000)
     counts = np.bincount(np.round(40 * means).astype(int), minlength=41) / 40_000
     binomial = np.array([math.comb(40, k) * 0.3**k * 0.7 ** (40 - k) for k in range(41)])
@@ -45,7 +45,7 @@ def test_mean_and_spread_of_many_values_are_the_closed_forms():
     assert means.std() == pytest.approx(values.std() / math.sqrt(200), rel=0.03)
 
 
-def test_the_interval_covers_the_mean_nearly_as_often_as_it_says():
+def test_the_interval_covers_the_mean_nearly_as_often_as_its_level():
     rng, inside = np.random.default_rng(5), 0
     for trial in range(400):
         low, high = bootstrap_interval(rng.random(40) ** 2, samples=600, seed=trial)
@@ -64,7 +64,7 @@ def test_equal_arguments_give_equal_intervals_and_seeds_matter():
     assert bootstrap_interval(values) == bootstrap_interval(tuple(values)) != bootstrap_interval(values, seed=1)
 
 
-def test_the_size_of_a_block_does_not_show(monkeypatch):
+def test_the_block_size_changes_no_number(monkeypatch):
     values = list(np.random.default_rng(0).random(30))
     whole = bootstrap_means(values, samples=100)
     monkeypatch.setattr("memrl.evaluation.statistics._BLOCK", 210)
@@ -135,14 +135,14 @@ def test_a_sampled_p_value_is_never_zero():
     assert paired_bootstrap(b + rng.random(200), b, samples=999).p_value == pytest.approx(1 / 1000)
 
 
-def test_p_values_are_uniform_where_nothing_differs():
+def test_p_values_are_uniform_if_nothing_differs():
     rng = np.random.default_rng(8)
     p = np.array([paired_bootstrap(rng.random(30), rng.random(30), samples=400, seed=k).p_value for k in range(400)])
     for level in (0.05, 0.2, 0.5):
         assert np.mean(p <= level) == pytest.approx(level, abs=4 * math.sqrt(level * (1 - level) / 400))
 
 
-def test_what_is_the_same_has_no_difference():
+def test_equal_scores_have_no_difference():
     same = paired_bootstrap([0.3, 1.0, 0.0], [0.3, 1.0, 0.0])
     assert (same.mean, same.low, same.high, same.p_value, same.n) == (0.0, 0.0, 0.0, 1.0, 3)
 
@@ -155,7 +155,7 @@ def test_pairs_stay_together():
     assert result.p_value < 1e-20
 
 
-def test_exchanging_the_two_turns_the_sign_alone():
+def test_exchanging_the_two_changes_only_the_sign():
     rng = np.random.default_rng(4)
     a, b = rng.random(12), rng.random(12)
     one, other = paired_bootstrap(a, b), paired_bootstrap(b, a)

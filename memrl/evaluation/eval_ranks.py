@@ -1,6 +1,6 @@
-"""The processes of torchrun that share an evaluation, or the only one.
+"""The torchrun processes that share an evaluation, or a single process.
 
-They talk twice: rank 0 says what is left to do, and at the end it waits for the others. All that lies between is each rank's own.
+They communicate twice: rank 0 sends the list of missing readings, and at the end it waits for the others.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Ranks end apart by what their last documents take: hours of waiting are no sign of a hang, and a dead rank is torchrun's matter.
+# The last documents of the ranks can differ by hours, so long waiting is no sign of a hang; torchrun detects a dead rank.
 BARRIER_TIMEOUT = timedelta(days=30)
-# All else is quick. A rank whose torchrun was killed meanwhile waits for others that never come.
+# Everything else is quick. The limit ends a rank that waits for others that never start.
 TIMEOUT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which of how many processes this is; a context manager.
+    """This process's number and the number of processes.
 
     Attributes:
-        rank, world: of all machines.
-        local_rank, local_world: of this machine.
+        rank, world: over all machines.
+        local_rank, local_world: on this machine.
     """
 
     rank: int = 0
@@ -37,43 +37,42 @@ class Ranks:
 
     @classmethod
     def of_environment(cls) -> Ranks:
-        """As torchrun told this process; the only one where nobody did."""
+        """Read torchrun's variables; a single process without them."""
         names = {"rank": "RANK", "world": "WORLD_SIZE", "local_rank": "LOCAL_RANK", "local_world": "LOCAL_WORLD_SIZE"}
         return cls(**{name: int(os.environ[variable]) for name, variable in names.items() if variable in os.environ})
 
     def from_rank_0(self, make: Callable[[], T]) -> T:
-        """What `make` returns on rank 0, on every rank. Collective.
+        """Call `make` on rank 0 and return its result on every rank. Collective.
 
         Raises:
-            ValueError: `make` raised one; on every rank, so that all of them end in the same way.
+            ValueError: `make` raised one, or an OSError; on every rank, so that all of them end in the same way.
             ConnectionError: the ranks do not find each other; `make` has not been called then.
         """
         if self.world == 1:
             return make()
         dist = _connect()
-        _patient()
-        value, mistake = None, None
+        _barrier_group()
+        box: list[Any] = [None, None]  # result, error message
         if self.rank == 0:
             try:
-                value = make()
+                box[0] = make()
             except (ValueError, OSError) as error:
-                mistake = str(error)
-        self.wait()  # while `make` hashes the weights
-        box = [value, mistake]
+                box[1] = str(error)
+        self.wait()  # `make` hashes the weights, which can take longer than TIMEOUT
         dist.broadcast_object_list(box, src=0)
         if box[1] is not None:
             raise ValueError(box[1])
         return box[0]
 
     def wait(self) -> None:
-        """Until every rank is here. Collective.
+        """Wait until every rank has called this. Collective.
 
         Raises:
             ConnectionError: one has ended.
         """
         if self.world > 1:
             with _failures("another rank of torchrun has ended"):
-                _connect().barrier(group=_patient())
+                _connect().barrier(group=_barrier_group())
 
     def close(self) -> None:
         if self.world > 1:
@@ -83,7 +82,7 @@ class Ranks:
                 dist.destroy_process_group()
 
     def device(self, name: str) -> str:
-        """The device of this rank, given the one of the command line: each rank of a machine has a GPU of its own.
+        """The device of this rank, from the one on the command line: each rank of a machine has its own GPU.
 
         Raises:
             ValueError: more ranks than GPUs, or a device that ranks cannot share.
@@ -104,7 +103,7 @@ class Ranks:
 
 
 def _connect():
-    """torch.distributed, joined over the CPU: what is said here are words, and GPUs may be busy."""
+    """torch.distributed with its process group, over the CPU: the messages are small, and GPUs may be busy."""
     import torch.distributed as dist
 
     if not dist.is_initialized():
@@ -114,8 +113,8 @@ def _connect():
 
 
 @cache
-def _patient():
-    """All ranks as a group that waits as long as a barrier may take."""
+def _barrier_group() -> Any:  # torch's stubs include an int, which only processes outside of the group get
+    """A group of all ranks with the long timeout of a barrier."""
     with _failures("the ranks of torchrun do not find each other"):
         return _connect().new_group(timeout=BARRIER_TIMEOUT)
 

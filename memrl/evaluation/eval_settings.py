@@ -1,23 +1,23 @@
-"""What the rows of a results folder depend on: written beside them, and compared when a later command adds to them."""
+"""The settings that the rows of a results folder depend on: saved beside them, and compared when a later command adds rows."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memrl.config import flatten
-from memrl.reading.open_model import ReaderOptions, model_settings
+from memrl.reading.open_model import decoding, model_settings
 from memrl.utils.files import fingerprint as fingerprint_files
 
 if TYPE_CHECKING:
     from memrl.evaluation.methods import Method
+    from memrl.evaluation.model_under_test import ModelUnderTest
     from memrl.evaluation.tasks import Task
-    from memrl.llm import Decoding
 
-FORMAT = 2  # of the rows; 1 had neither method nor repeat
+FORMAT = 2  # of the rows; format 1 had neither method nor repeat
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -30,65 +30,46 @@ _TOKENIZER_FILES = (
 _ADDITIVE, _NOT_COMPARED = ("tasks", "methods"), ("model_path", "endpoint")
 
 
-def fingerprint(
-    *,
-    model: str,
-    source: Mapping[str, Any],
-    tokenizer: str | Path,
-    decoding: Decoding,
-    seed: int,
-    tasks: Sequence[Task],
-    methods: Sequence[Method],
-) -> dict[str, Any]:
-    """All that a row depends on, as JSON.
-
-    Args:
-        model: what the model is called in the rows.
-        source: where its answers come from: `local_source`, or an endpoint's address and the model's name there.
-        tokenizer: its folder; its files enter by hash.
-    """
-    folder = Path(tokenizer)
+def fingerprint(model: ModelUnderTest, seed: int, tasks: Mapping[str, Task], methods: Mapping[str, Method]) -> dict[str, Any]:
+    """Everything that a row depends on, as JSON; weights and tokenizer enter by the hash of their files."""
+    tokenizer = [model.tokenizer_folder / name for name in _TOKENIZER_FILES]
     return {
         "format": FORMAT,
-        "model": model,
-        **source,
-        "tokenizer": fingerprint_files([folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]),
-        "decoding": asdict(decoding),
+        "model": model.label,
+        **_source(model),
+        "tokenizer": fingerprint_files([path for path in tokenizer if path.is_file()]),
+        "decoding": asdict(decoding(model.reader)),
         "seed": seed,
-        "methods": {method.name: method.settings() for method in methods},
-        "tasks": {task.name: task.version for task in tasks},
+        "methods": {name: method.settings() for name, method in methods.items()},
+        "tasks": {name: task.version for name, task in tasks.items()},
     }
 
 
-def local_source(model: str | Path, options: ReaderOptions) -> dict[str, Any]:
-    """The weights of a folder, by hash, and how they are run; the folder's place is told and not compared."""
-    model = Path(model)
-    weights = fingerprint_files(sorted(model.glob("*.safetensors")))
-    return {"model_path": str(model.resolve()), "weights": weights, **model_settings(options)}
+def _source(model: ModelUnderTest) -> dict[str, Any]:
+    if model.endpoint is not None:
+        return {"endpoint": model.endpoint, "served_model": model.name}
+    folder = Path(model.name)
+    weights = fingerprint_files(sorted(folder.glob("*.safetensors")))
+    return {"model_path": str(folder.resolve()), "weights": weights, **model_settings(model.reader)}
 
 
 def join(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a folder to which a command adds rows: the old ones with the tasks and methods that are added.
+    """The settings of a folder after a command adds rows to it: the old ones with the added tasks and methods.
 
     Raises:
-        ValueError: rows of an earlier format, or anything else that both have and have otherwise.
+        ValueError: rows of an earlier format, or a common setting that differs.
     """
     if old.get("format") != new.get("format"):
+        formats = f"{old.get('format', 1)} there, {new.get('format')} now"
         raise ValueError(
-            f"{folder} holds results in another format ({old.get('format', 1)} there, {new.get('format')} now), whose rows this "
-            "version cannot add to; give another --out"
+            f"{folder} holds results in another format ({formats}), to which no rows can be added; give another --out"
         )
     added = {name: {**old.get(name, {}), **new.get(name, {})} for name in _ADDITIVE}
     before, now = _compared(old, new), _compared(new, old)
-    differ = [
-        f"{key} ({_short(before.get(key))} there, {_short(now.get(key))} now)"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
+    differ = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     if differ:
-        raise ValueError(
-            f"{folder} holds results made with other settings: {', '.join(differ)}; give another --out, or the same settings"
-        )
+        shown = ", ".join(f"{key} ({_short(before.get(key))} there, {_short(now.get(key))} now)" for key in differ)
+        raise ValueError(f"{folder} holds results made with other settings: {shown}; give another --out, or the same settings")
     return {**new, **added}
 
 

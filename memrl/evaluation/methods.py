@@ -1,6 +1,6 @@
-"""The ways of answering a question about a document that are compared: with memory, at one shot, from retrieved passages.
+"""The compared ways of answering a question about a document: with memory, in one prompt, from retrieved passages.
 
-A method is an agent with its settings. All of them talk to the same `llm`, so each runs on local weights and on an endpoint.
+A method is an agent with its settings. Each runs on local weights and on an endpoint.
 Annotations are not postponed here, because jsonargparse would import everything under TYPE_CHECKING to resolve them.
 """
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from memrl.tokenizer import Tokenizer
 
 METHODS = ("memory", "one_shot", "retrieval")
-# Of an endpoint's window: its chat template's tokens, which the client does not see, and the few by which a prompt that was cut
-# between tokens is longer when it is tokenised again.
+# Tokens of an endpoint's window that stay free: for its chat template, of unknown size, and for the few tokens
+# by which a prompt that was cut between tokens grows when it is tokenised again.
 ENDPOINT_RESERVE = 256
 
 
@@ -31,7 +31,7 @@ class MethodOptions:
     """Settings of the methods other than memory."""
 
     window: int | None = None
-    """Tokens that prompt and answer take at most (one_shot, retrieval); nothing means the model's own window, yarn included."""
+    """Most tokens of prompt and answer together (one_shot, retrieval); by default the model's own window, yarn included."""
     retrieval_tokens: int = 4000
     """Document tokens that retrieval shows: about as many as the memory agent sees at a time."""
     passage_tokens: int = 256
@@ -49,7 +49,7 @@ class Method(Protocol):
     lower: ClassVar[str]
 
     def settings(self) -> dict[str, Any]:
-        """All that the method's prompts depend on beside the sample, as JSON: for the results' fingerprint."""
+        """All that the method's prompts depend on besides the sample, as JSON: for the results' fingerprint."""
         ...
 
     async def run(self, llm: "Session", sample: Sample) -> Trajectory:
@@ -57,18 +57,16 @@ class Method(Protocol):
         ...
 
     def num_turns(self, document_tokens: int) -> int:
-        """Turns that a document of so many tokens takes."""
-        ...
+        """Turns of a document with this many tokens."""
+        return 1
 
-    def longest_turn(
-        self, tokenizer: "Tokenizer", *, document_tokens: int | None = None, question_tokens: int | None = None
-    ) -> int:
+    def longest_turn(self, tokenizer: "Tokenizer", document_tokens: int | None = None, question_tokens: int | None = None) -> int:
         """Tokens of the longest turn, prompt and response together; arguments as in `memrl.agents.limits.longest_turn`."""
         ...
 
 
 @dataclass(frozen=True)
-class MemoryMethod:
+class MemoryMethod(Method):
     """The memory agent: the function that is trained, with the prompts that it was trained with."""
 
     agent: AgentConfig
@@ -87,15 +85,13 @@ class MemoryMethod:
     def num_turns(self, document_tokens: int) -> int:
         return -(-document_tokens // self.agent.chunk_tokens) + 1
 
-    def longest_turn(
-        self, tokenizer: "Tokenizer", *, document_tokens: int | None = None, question_tokens: int | None = None
-    ) -> int:
+    def longest_turn(self, tokenizer: "Tokenizer", document_tokens: int | None = None, question_tokens: int | None = None) -> int:
         return longest_turn(tokenizer, self.agent, document_tokens=document_tokens, question_tokens=question_tokens)
 
 
 @dataclass(frozen=True)
-class OneShotMethod:
-    """The whole document in one prompt, its middle cut where it does not fit."""
+class OneShotMethod(Method):
+    """The whole document in one prompt; if it does not fit, its middle is cut out."""
 
     config: OneShotConfig
 
@@ -108,20 +104,15 @@ class OneShotMethod:
     async def run(self, llm: "Session", sample: Sample) -> Trajectory:
         return await one_shot_agent(llm, sample, self.config)
 
-    def num_turns(self, document_tokens: int) -> int:
-        return 1
-
-    def longest_turn(
-        self, tokenizer: "Tokenizer", *, document_tokens: int | None = None, question_tokens: int | None = None
-    ) -> int:
+    def longest_turn(self, tokenizer: "Tokenizer", document_tokens: int | None = None, question_tokens: int | None = None) -> int:
         if document_tokens is None:
             return self.config.window
         return min(self.config.window, _answer_turn(tokenizer, self.config.agent, document_tokens, question_tokens))
 
 
 @dataclass(frozen=True)
-class RetrievalMethod:
-    """The passages that share words with the question in one prompt."""
+class RetrievalMethod(Method):
+    """The passages that share words with the question, in one prompt."""
 
     config: RetrievalConfig
 
@@ -136,12 +127,7 @@ class RetrievalMethod:
     async def run(self, llm: "Session", sample: Sample) -> Trajectory:
         return await retrieval_agent(llm, sample, self.config)
 
-    def num_turns(self, document_tokens: int) -> int:
-        return 1
-
-    def longest_turn(
-        self, tokenizer: "Tokenizer", *, document_tokens: int | None = None, question_tokens: int | None = None
-    ) -> int:
+    def longest_turn(self, tokenizer: "Tokenizer", document_tokens: int | None = None, question_tokens: int | None = None) -> int:
         config = self.config
         shown = config.tokens if document_tokens is None else min(config.tokens, document_tokens)
         longest = _answer_turn(tokenizer, config.agent, shown, question_tokens)
@@ -163,38 +149,37 @@ def make_methods(names: Sequence[str], options: MethodOptions, agent: AgentConfi
     """The methods by their names, in this order.
 
     Args:
-        window: of the local model (`model_window`); None for a remote endpoint, of which only the user knows it. Of an
+        window: of the local model (`model_window`); None for a remote endpoint, whose window only the user knows. Of an
             endpoint's window `ENDPOINT_RESERVE` tokens are left free.
 
     Raises:
-        ValueError: no, unknown or doubled names, options that cannot be, or a package that is missing.
+        ValueError: no, unknown or repeated names, options out of range, or a missing package.
     """
     names = [name.strip() for name in names]
-    _check_names(names)
-    limit = _effective_window(options, window, names)
+    if not names:
+        raise ValueError(f"there is no method to run; give one or more of {', '.join(METHODS)}")
+    limit = _effective_window(options, window)
     made: dict[str, Method] = {}
     for name in names:
+        if name in made:
+            raise ValueError(f"the method {name!r} is given twice; give each method once")
         if name == "memory":
             made[name] = MemoryMethod(agent)
         elif name == "one_shot":
+            if limit is None:
+                raise ValueError(
+                    "the method one_shot needs the endpoint's window, which cannot be read from it; give --window TOKENS"
+                )
             made[name] = OneShotMethod(OneShotConfig(agent, limit))
-        else:
+        elif name == "retrieval":
             _check_retrieval(options)
             made[name] = RetrievalMethod(RetrievalConfig(agent, options.retrieval_tokens, options.passage_tokens, limit))
+        else:
+            raise ValueError(f"there is no method {name!r}; there are {', '.join(METHODS)}")
     return list(made.values())
 
 
-def _check_names(names: Sequence[str]) -> None:
-    if not names:
-        raise ValueError(f"there is no method to run; give one or more of {', '.join(METHODS)}")
-    for name in names:
-        if name not in METHODS:
-            raise ValueError(f"there is no method {name!r}; there are {', '.join(METHODS)}")
-        if names.count(name) > 1:
-            raise ValueError(f"the method {name!r} is given twice; give each method once")
-
-
-def _effective_window(options: MethodOptions, window: int | None, names: Sequence[str]) -> int | None:
+def _effective_window(options: MethodOptions, window: int | None) -> int | None:
     given = options.window
     if given is not None and given < 1:
         raise ValueError(f"window is {given}; it must be a number of tokens, at least 1")
@@ -202,13 +187,9 @@ def _effective_window(options: MethodOptions, window: int | None, names: Sequenc
         if given is not None and given > window:
             raise ValueError(f"window is {given}, but this model is made for {window} tokens; lower it, or give --yarn")
         return given or window
-    if given is None:
-        if "one_shot" in names:
-            raise ValueError("the method one_shot needs the endpoint's window, which nobody here knows; give --window TOKENS")
-        return None
-    if given <= ENDPOINT_RESERVE:
+    if given is not None and given <= ENDPOINT_RESERVE:
         raise ValueError(f"window is {given}; of an endpoint's window {ENDPOINT_RESERVE} tokens are left free, so give more")
-    return given - ENDPOINT_RESERVE
+    return None if given is None else given - ENDPOINT_RESERVE
 
 
 def _check_retrieval(options: MethodOptions) -> None:

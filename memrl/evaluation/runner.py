@@ -1,29 +1,34 @@
-"""Runs methods on tasks: every reading a coroutine, all tasks, lengths and methods in one stream.
+"""Run methods on tasks: every reading is a coroutine, and all tasks, lengths and methods share one stream.
 
-A document that fails for whatever reason is a wrong answer with the reason beside it. Leaving it out would make the table better
-than the truth.
+A document that fails for whatever reason is a wrong answer, and its row holds the reason. Without these rows the table would look
+better than the model is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, astuple, dataclass, fields
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from memrl.agents.memory import AgentConfig
-from memrl.evaluation.document_cache import Documents, Place
-from memrl.evaluation.measure import measure, unread
+from memrl.evaluation.methods import MemoryMethod, Method
+from memrl.evaluation.reading_row import read_to_row, unread_row
 from memrl.evaluation.tasks import Length, Task
+from memrl.types import Sample
 from memrl.utils.seeds import stable_id
 
 if TYPE_CHECKING:
-    from memrl.evaluation.methods import Method
-    from memrl.llm import LocalLLM
+    from memrl.llm import LLM
 
 Row = dict[str, Any]
 
 
-class Key(NamedTuple):
-    """One reading: which method reads which document the how-manieth time."""
+@dataclass(frozen=True, order=True)
+class Key:
+    """One reading: method, document (task, length and index), repeat index."""
 
     method: str
     task: str
@@ -32,12 +37,12 @@ class Key(NamedTuple):
     repeat: int = 0
 
     @property
-    def place(self) -> Place:
+    def document(self) -> tuple[str, Length, int]:
         return self.task, self.length, self.index
 
 
 def row_key(row: Row) -> Key:
-    return Key(*(row[name] for name in Key._fields))
+    return Key(*(row[field.name] for field in fields(Key)))
 
 
 def all_keys(
@@ -47,7 +52,7 @@ def all_keys(
     methods: Sequence[str],
     repeats: int = 1,
 ) -> list[Key]:
-    """Every reading that is asked for, by task, length, index, method and repeat."""
+    """Every requested reading, by task, length, index, method and repeat."""
     return [
         Key(method, task.name, length, index, repeat)
         for task in tasks
@@ -59,18 +64,48 @@ def all_keys(
 
 
 def share_of(keys: Sequence[Key], tasks: Mapping[str, Task], rank: int = 0, world: int = 1) -> list[Key]:
-    """What one of `world` processes reads, in its order; the ranks' shares together are the keys, each once.
+    """The readings of one of `world` processes, in order of work; together the ranks' shares hold each key once.
 
-    The longest documents come first, so that the batch is full to the end, and are dealt out like cards. All readings of a
-    document stay together, on one rank: it is made and tokenised once.
+    The longest documents come first, so that the batch stays full to the end, and are distributed in turn. All readings of a
+    document are consecutive on one rank: it is made and tokenised once.
     """
-    places = sorted(dict.fromkeys(key.place for key in keys), key=lambda place: -tasks[place[0]].num_tokens(place[1]))
-    mine = {place: order for order, place in enumerate(places[rank::world])}
-    return sorted((key for key in keys if key.place in mine), key=lambda key: mine[key.place])
+    documents = sorted(dict.fromkeys(key.document for key in keys), key=lambda item: -tasks[item[0]].num_tokens(item[1]))
+    order = {document: number for number, document in enumerate(documents[rank::world])}
+    return sorted((key for key in keys if key.document in order), key=lambda key: order[key.document])
+
+
+class SharedDocument:
+    """A document that is made when its first reading needs it, once for all its readings.
+
+    A slow document is made in a thread, so that the sampler's steps go on meanwhile. All share one thread: then generators need
+    not be thread-safe, but they must not share a tokenizer with the sampler's thread. A quick document is made at once, so that
+    the same readings share a batch every time. A document is a function of its task, length, index and seed in both cases.
+    """
+
+    def __init__(self, task: Task, key: Key, seed: int, thread: ThreadPoolExecutor):
+        self._task, self._arguments, self._thread = task, (key.length, key.index, seed), thread
+        self._made: asyncio.Future[Sample] | None = None
+
+    async def get(self) -> Sample:
+        """The document; an exception of its generator is raised for each of its readings."""
+        if self._made is None:
+            self._made = self._make()
+        return await self._made
+
+    def _make(self) -> asyncio.Future[Sample]:
+        loop = asyncio.get_running_loop()
+        if self._task.is_slow:
+            return loop.run_in_executor(self._thread, self._task.sample, *self._arguments)
+        made: asyncio.Future[Sample] = loop.create_future()
+        try:
+            made.set_result(self._task.sample(*self._arguments))
+        except Exception as problem:
+            made.set_exception(problem)
+        return made
 
 
 def read_all(
-    llm: LocalLLM,
+    llm: LLM,
     keys: Sequence[Key],
     tasks: Mapping[str, Task],
     methods: Mapping[str, Method],
@@ -80,43 +115,50 @@ def read_all(
     on_result: Callable[[Row], None] | None = None,
     on_turn: Callable[[str], None] | None = None,
 ) -> list[Row]:
-    """Do the readings in the given order, as many at a time as the llm takes, and score the answers.
+    """Do the readings in the given order, `llm.concurrency` at a time, and score the answers.
 
-    A row is a function of the seed and its key, the method and the weights: neither what shares its batch nor the order of work
-    nor an interruption changes it (up to the rounding of sums in another batch shape). `seconds` and `peak_gib` are measurements.
+    A row is a function of the seed and its key, the method and the weights. It does not depend on the other readings of its
+    batch, the order of work or an interruption (up to the rounding of sums in another batch shape). `seconds` and `peak_gib` are
+    measurements.
 
     Args:
-        columns: stand in every row besides (model, chunk_tokens).
+        keys: the readings of a document are consecutive; else it is made more than once.
+        columns: further columns of every row (model, chunk_tokens).
         on_result: called with each row as its reading ends.
         on_turn: called after each turn with its kind.
 
     Returns:
         The rows in the order of `keys`.
     """
-    with Documents(tasks, seed, (key.place for key in keys)) as documents:
 
-        async def read(key: Key) -> Row:
-            identity = (seed, stable_id(*key))
-            try:
-                sample = await documents.get(key.place)
-            except Exception as problem:
-                found = unread(f"{key.task}-{key.length}-{key.index}", problem)
-            else:
-                found = await measure(llm, methods[key.method], sample, identity, on_turn)
-            row = {**(columns or {}), **key._asdict(), **found}
-            if on_result is not None:
-                on_result(row)
-            return row
+    async def read(key: Key, document: SharedDocument) -> Row:
+        try:
+            sample = await document.get()
+        except Exception as problem:
+            found = unread_row(f"{key.task}-{key.length}-{key.index}", problem)
+        else:
+            found = await read_to_row(llm, methods[key.method], sample, (seed, stable_id(*astuple(key))), on_turn)
+        row = {**(columns or {}), **asdict(key), **found}
+        if on_result is not None:
+            on_result(row)
+        return row
 
-        def stream() -> Iterator:
-            for key in keys:
-                yield read(key)
+    def stream() -> Iterator:
+        for _, readings in groupby(keys, key=lambda key: key.document):
+            document = None
+            for key in readings:
+                document = document or SharedDocument(tasks[key.task], key, seed, thread)
+                yield read(key, document)
 
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="documents")
+    try:
         return llm.run(stream(), concurrency=llm.concurrency)
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)
 
 
 def evaluate(
-    llm: LocalLLM,
+    llm: LLM,
     task: Task,
     lengths: Sequence[Length],
     num_samples: int | None,
@@ -124,33 +166,27 @@ def evaluate(
     seed: int,
     *,
     shard: tuple[int, int] = (0, 1),
-    done: Collection[Key] = frozenset(),
     on_result: Callable[[Row], None] | None = None,
     on_chunk: Callable[[], None] | None = None,
 ) -> list[Row]:
-    """Let the memory agent read one task's documents, each once: what training ends with.
+    """Read one task's documents once each with the memory agent, as at the end of training.
 
     Args:
-        num_samples: documents per length; None is the task's own choice.
-        shard: (rank, world): this process takes its share; the ranks' rows together are all.
-        done: keys that are not run again; their documents are not even made.
+        num_samples: documents per length; None is the task's default.
+        shard: (rank, world): the part of this process; the rows of all ranks together are complete.
         on_result: called with each row as its document finishes.
         on_chunk: called after each chunk.
 
     Returns:
-        The new rows, ordered by length and index.
+        The rows, ordered by length and index.
     """
-    from memrl.evaluation.methods import MethodOptions, make_methods
-
-    methods = {method.name: method for method in make_methods(["memory"], MethodOptions(), agent, window=None)}
-    tasks = {task.name: task}
-    keys = share_of(all_keys([task], {task.name: lengths}, num_samples, list(methods)), tasks, *shard)
+    method, tasks = MemoryMethod(agent), {task.name: task}
+    keys = share_of(all_keys([task], {task.name: lengths}, num_samples, [method.name]), tasks, *shard)
 
     def on_turn(kind: str) -> None:
         if on_chunk is not None and kind == "memory":
             on_chunk()
 
-    left = [key for key in keys if key not in done]
     columns = {"model": "", "chunk_tokens": agent.chunk_tokens}
-    rows = read_all(llm, left, tasks, methods, seed, columns=columns, on_result=on_result, on_turn=on_turn)
+    rows = read_all(llm, keys, tasks, {method.name: method}, seed, columns=columns, on_result=on_result, on_turn=on_turn)
     return sorted(rows, key=lambda row: (lengths.index(row["length"]), row["index"]))

@@ -1,17 +1,15 @@
-"""How certain is a mean score, and is one model better than another on the same samples?
+"""Confidence intervals of mean scores, and paired comparisons of two models on the same samples.
 
-Four functions share this work, and each is right somewhere; `score_interval` chooses between the first two:
+    wilson_interval      values of 0 or 1, each sample read once
+    bootstrap_interval   fractions: f1, RULER's score, means over repeats
+    paired_interval      differences of values of 0 or 1 over the same samples
+    paired_bootstrap     differences of any values over the same samples, with a p-value
 
-    wilson_interval (summary.py)           the values are 0 or 1 and each sample was read once
-    bootstrap_interval (here)              the values are fractions: f1, RULER's score, means over repeats
-    paired_interval (ablation_table.py)    differences of 0 or 1 over the same samples
-    paired_bootstrap (here)                differences of any values over the same samples, and the p-value of all of them
+`score_interval` chooses between the first two. The first and the third are closed forms with a width above 0 even if all values
+are equal. The bootstrap interval of n equal values has width 0, however small n is.
 
-The first and the third are closed forms that do not become empty where all values are equal. A bootstrap of n equal values
-has no width, however small n is: it knows nothing that the sample does not show.
-
-The unit is the sample. Readings of one sample again and again (repeats) are averaged first: they say how a model's answers
-to one question vary, not how it would do on other questions.
+The unit is the sample. Repeated readings of one sample are averaged first: they show how the answers to one question vary, not
+how the model would score on other questions.
 """
 
 from __future__ import annotations
@@ -21,9 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+Z_95 = 1.959963984540054  # the 97.5% quantile of the normal distribution
 _BLOCK = 2**22  # numbers drawn at a time: 32 MiB
-_EXACT = 2**16  # a permutation distribution of so many points is enumerated instead of sampled
+_EXACT = 2**16  # permutation distributions of up to this many points are enumerated, larger ones are sampled
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,62 @@ class Difference:
     n: int
 
 
-def bootstrap_interval(values: Sequence[float], samples: int = 10_000, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
+def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
+    """95% confidence interval of a proportion (Wilson, JASA 22, 1927).
+
+    With p = successes / trials, n = trials and z = 1.96:
+
+        (p + z^2 / 2n  -+  z * sqrt(p * (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
+
+    Unlike p -+ z * sqrt(p * (1 - p) / n) it stays within [0, 1], has a width above 0 at 0 or n successes, and keeps its coverage
+    for small n (Brown, Cai and DasGupta, Statistical Science 16, 2001).
+
+    Raises:
+        ValueError: impossible counts.
+
+    >>> [round(bound, 4) for bound in wilson_interval(81, 263)]
+    [0.2553, 0.3662]
+    """
+    if trials < 1 or not 0 <= successes <= trials:
+        raise ValueError(f"{successes} successes in {trials} trials have no interval")
+    p, n, z = successes / trials, trials, Z_95
+    centre = p + z * z / (2 * n)
+    margin = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    # At the ends the exact bound is 0 or 1, which rounding misses by 1e-17.
+    low = 0.0 if successes == 0 else (centre - margin) / scale
+    high = 1.0 if successes == trials else (centre + margin) / scale
+    return low, high
+
+
+def paired_interval(gains: int, losses: int, n: int) -> tuple[float, float]:
+    """95% confidence interval of the difference of two proportions over the same n samples.
+
+    Only the samples that the two answer differently carry information. With b gains, c losses, half a sample added to each of
+    the four cells and m = n + 2 (Agresti and Min, Statistics in Medicine 24, 2005):
+
+        (b - c) / m  -+  z sqrt(b + c + 1 - (b - c)^2 / m) / m
+
+    Unlike the bootstrap and the plain Wald interval it has a width above 0 if both answer every sample alike.
+
+    Raises:
+        ValueError: impossible counts.
+
+    >>> [round(bound, 4) for bound in paired_interval(12, 2, 100)]
+    [0.0261, 0.17]
+    """
+    if n < 1 or gains < 0 or losses < 0 or gains + losses > n:
+        raise ValueError(f"{gains} gains and {losses} losses in {n} samples have no interval")
+    m, difference = n + 2, gains - losses
+    margin = Z_95 * math.sqrt(gains + losses + 1 - difference * difference / m) / m
+    return max(-1.0, difference / m - margin), min(1.0, difference / m + margin)
+
+
+def bootstrap_interval(values: ArrayLike, samples: int = 10_000, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
     """Percentile interval of a mean (Efron, Annals of Statistics 7, 1979; Efron and Tibshirani 1993, chapter 13).
 
-    Of the means of `samples` draws of n values with replacement, the quantiles at (1 - level) / 2 and (1 + level) / 2.
-    It covers a little less than it promises for small n: of a normal sample of n, sqrt((n - 1) / n) of the width that a
-    known variance would give, and less than Student's.
+    The quantiles at (1 - level) / 2 and (1 + level) / 2 of the means of `samples` draws of n values with replacement. For small
+    n the coverage is a little below `level`: the width is sqrt((n - 1) / n) of the one for a known variance, less than Student's.
 
     Raises:
         ValueError: no values, one that is not finite, or a level outside of (0, 1).
@@ -51,30 +101,26 @@ def bootstrap_interval(values: Sequence[float], samples: int = 10_000, seed: int
 
 
 def score_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95% interval of a mean score: Wilson's where each value is 0 or 1, else the bootstrap's.
+    """The 95% interval of a mean score: Wilson's if each value is 0 or 1, else the bootstrap's.
 
-    One value between 0 and 1 says nothing about how values vary, so its interval is all of [0, 1].
+    A single value between 0 and 1 carries no information about the variance, so its interval is all of [0, 1].
     """
-    # summary.py imports this module.
-    from memrl.evaluation.summary import wilson_interval
-
     if all(value in (0.0, 1.0) for value in values):
         return wilson_interval(math.fsum(values), len(values))
     return bootstrap_interval(values) if len(values) > 1 else (0.0, 1.0)
 
 
-def bootstrap_means(values: Sequence[float], samples: int = 10_000, seed: int = 0) -> np.ndarray:
+def bootstrap_means(values: ArrayLike, samples: int = 10_000, seed: int = 0) -> np.ndarray:
     """Means of `samples` draws of n of the n values with replacement, float64 [samples]; a function of the arguments alone.
 
-    Where few values differ, as for scores of 0 and 1, how often each is drawn is drawn at once (a multinomial): the same
-    distribution without its n draws.
+    With few distinct values, as for scores of 0 and 1, one multinomial draw of how often each occurs replaces the n draws.
 
     Raises:
         ValueError: no values, or one that is not finite.
     """
-    values = _checked(values, samples)
-    rng, n = np.random.default_rng(seed), len(values)
-    distinct, counts = np.unique(values, return_counts=True)
+    array = _checked(values, samples)
+    rng, n = np.random.default_rng(seed), len(array)
+    distinct, counts = np.unique(array, return_counts=True)
     means = np.empty(samples)
     is_few = 8 * len(distinct) <= n  # a binomial number costs about as much as eight indices
     block = max(1, _BLOCK // (len(distinct) if is_few else n))
@@ -83,14 +129,12 @@ def bootstrap_means(values: Sequence[float], samples: int = 10_000, seed: int = 
         if is_few:
             means[begin : begin + size] = rng.multinomial(n, counts / n, size) @ distinct / n
         else:
-            means[begin : begin + size] = values[rng.integers(n, size=(size, n), dtype=np.int32)].mean(axis=1)
+            means[begin : begin + size] = array[rng.integers(n, size=(size, n), dtype=np.int32)].mean(axis=1)
     return means
 
 
-def paired_bootstrap(
-    a: Sequence[float], b: Sequence[float], samples: int = 10_000, seed: int = 0, level: float = 0.95
-) -> Difference:
-    """Is `a` better than `b`, sample by sample? The bootstrap interval of the mean difference, and a permutation p-value.
+def paired_bootstrap(a: ArrayLike, b: ArrayLike, samples: int = 10_000, seed: int = 0, level: float = 0.95) -> Difference:
+    """Compare `a` with `b` sample by sample: the bootstrap interval of the mean difference, and a permutation p-value.
 
     With d_i = a_i - b_i the interval is `bootstrap_interval` of d: pairs are drawn, never a and b apart, because a question
     that is hard for one model is hard for the other (Dror et al., ACL 2018). The p-value is that of the sign-flip test
@@ -99,22 +143,23 @@ def paired_bootstrap(
 
         p = P(|sum s_i d_i| >= |sum d_i|),  s_i = -1 or +1, each with probability 1/2
 
-    It is exact where d takes so few values that all sums can be listed: up to 16 samples with any values, and any number of
-    samples with scores of 0 and 1, where it is McNemar's exact test. Else it is (hits + 1) / (samples + 1) over `samples`
+    It is exact if d takes so few values that all sums can be listed: up to 16 samples with any values, and any number of
+    samples with scores of 0 and 1, for which it is McNemar's exact test. Else it is (hits + 1) / (samples + 1) over `samples`
     random flips, which never rejects too often (Phipson and Smyth 2010).
 
     Raises:
         ValueError: no samples, a and b of different lengths, or a value that is not finite.
     """
-    if len(a) != len(b):
-        raise ValueError(f"{len(a)} values cannot be paired with {len(b)}; give both for the same samples")
-    differences = _checked(a, samples) - _checked(b, samples)
+    first, second = np.asarray(a), np.asarray(b)
+    if len(first) != len(second):
+        raise ValueError(f"{len(first)} values cannot be paired with {len(second)}; give both for the same samples")
+    differences = _checked(first, samples) - _checked(second, samples)
     low, high = _interval(bootstrap_means(differences, samples, seed), level)
     return Difference(float(differences.mean()), low, high, _sign_flip_p(differences, samples, seed), len(differences))
 
 
 def _sign_flip_p(differences: np.ndarray, samples: int, seed: int) -> float:
-    # Rounded, so that 0.7 - 0.4 and 0.3 are one size; zeros keep their sum whatever their sign.
+    # Rounded, so that 0.7 - 0.4 and 0.3 count as equal; zeros add nothing with either sign.
     rounded = np.round(differences[differences != 0], 12)
     sizes, counts = np.unique(np.abs(rounded), return_counts=True)
     observed = abs(rounded.sum())
@@ -147,7 +192,7 @@ def _interval(means: np.ndarray, level: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _checked(values: Sequence[float], samples: int) -> np.ndarray:
+def _checked(values: ArrayLike, samples: int) -> np.ndarray:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or not len(array) or not np.isfinite(array).all():
         raise ValueError("a mean needs at least one value, and all of them finite")

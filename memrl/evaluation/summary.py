@@ -1,73 +1,40 @@
-"""From rows to a table: one line per task, length and method, with intervals."""
+"""Summarize rows by task, length and method: mean scores with intervals, and the printed table."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from memrl.evaluation.statistics import score_interval
 from memrl.scoring.scores import SCORES
-from memrl.utils.files import write_whole
 
 if TYPE_CHECKING:
     from memrl.evaluation.runner import Row
 
-Z_95 = 1.959963984540054  # the 97.5% quantile of the normal distribution
-TASK_WIDTH = 16  # of a name that is folded on a narrow terminal
+TASK_WIDTH = 16  # characters of a task's name before it is wrapped on a narrow terminal
 
 
-def wilson_interval(successes: float, trials: int, z: float = Z_95) -> tuple[float, float]:
-    """Confidence interval of a proportion (Wilson, JASA 22, 1927), 95% by default.
-
-    With p = successes / trials and n = trials:
-
-        (p + z^2 / 2n  -+  z * sqrt(p * (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
-
-    Unlike p -+ z * sqrt(p * (1 - p) / n) it stays within [0, 1], is not empty at 0 or n successes, and
-    covers what it promises for small n (Brown, Cai and DasGupta, Statistical Science 16, 2001).
-
-    >>> [round(bound, 4) for bound in wilson_interval(81, 263)]
-    [0.2553, 0.3662]
-    """
-    if trials < 1 or not 0 <= successes <= trials:
-        raise ValueError(f"{successes} successes in {trials} trials have no interval")
-    p, n = successes / trials, trials
-    centre = p + z * z / (2 * n)
-    margin = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
-    # At the ends the exact bound is 0 or 1, which rounding misses by 1e-17.
-    low = 0.0 if successes == 0 else (centre - margin) / scale
-    high = 1.0 if successes == trials else (centre + margin) / scale
-    return low, high
-
-
-def summarize(rows: Iterable[Row]) -> list[dict[str, Any]]:
+def summarize(rows: Iterable[Row], *, costs: bool = False) -> list[dict[str, Any]]:
     """One entry per task, length and method: counts, mean scores and their 95% intervals.
 
-    The unit is the sample: where each is read several times, n is still the number of samples, a score is the mean over samples
-    of their readings' mean, and the intervals are over samples. Failures and empty answers are counted over readings; both are
+    The unit is the sample: with several readings of each, n is still the number of samples, a score is the mean over samples of
+    the mean over readings, and the intervals are over samples. Failures and empty answers are counted over readings; both are
     wrong answers.
+
+    Args:
+        costs: add the mean seconds of a reading and the peak memory, which differ from run to run.
     """
-    return [_entry(cell, group) for cell, group in _cells(rows)]
-
-
-def summarize_costs(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """In the order of `summarize`: mean seconds of a reading and the peak of memory, which differ from run to run."""
-    costs = []
-    for _, group in _cells(rows):
-        peaks = [row["peak_gib"] for row in group if row["peak_gib"] is not None]
-        costs.append({"mean_seconds": _mean([row["seconds"] for row in group]), "peak_gib": max(peaks, default=None)})
-    return costs
-
-
-def _cells(rows: Iterable[Row]) -> list[tuple[tuple, list[Row]]]:
     cells: dict[tuple, list[Row]] = {}
     for row in rows:
         cells.setdefault((row["task"], row["length"], row["method"]), []).append(row)
-    return sorted(cells.items(), key=lambda item: (item[0][0], isinstance(item[0][1], str), *item[0][1:]))
+    ordered = sorted(cells.items(), key=lambda item: (item[0][0], isinstance(item[0][1], str), *item[0][1:]))
+    return [_entry(cell, group) | (_costs(group) if costs else {}) for cell, group in ordered]
+
+
+def _costs(rows: list[Row]) -> dict[str, Any]:
+    peaks = [row["peak_gib"] for row in rows if row["peak_gib"] is not None]
+    return {"mean_seconds": _mean([row["seconds"] for row in rows]), "peak_gib": max(peaks, default=None)}
 
 
 def _entry(cell: tuple, rows: list[Row]) -> dict[str, Any]:
@@ -92,16 +59,11 @@ def _mean(values: list[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def write_summary(summary: list[dict[str, Any]], path: str | Path) -> None:
-    """Write the summary as JSON, whole or not at all."""
-    write_whole(path, json.dumps(summary, indent=2) + "\n")
-
-
 def print_table(summary: list[dict[str, Any]], units: dict[str, str] | None = None, file: TextIO | None = None) -> None:
-    """Print the summary for people: scores in percent, the two verifiers' with 95% intervals.
+    """Print the summary as a table: scores in percent, those of the two verifiers with 95% intervals.
 
     Args:
-        units: what each task's lengths count, by task name.
+        units: the unit of each task's lengths, by task name.
         file: standard output by default.
     """
     from rich import box
@@ -117,19 +79,19 @@ def print_table(summary: list[dict[str, Any]], units: dict[str, str] | None = No
     titles += ["s"] * any("mean_seconds" in entry for entry in summary)
     for title in titles:
         justify = "left" if title in ("task", "method") else "right"
-        # rich would cut what it may not wrap, so the task's name is what gives way.
+        # rich cuts cells that it may not wrap, so only the task's name may wrap.
         table.add_column(title, justify=justify, style="dim" if title == "95%" else "", no_wrap=title != "task", overflow="fold")
     for entry in summary:
-        table.add_row(*_cells_of(entry, (units or {}).get(entry["task"], "") if len(named) > 1 else ""))
+        table.add_row(*_table_row(entry, (units or {}).get(entry["task"], "") if len(named) > 1 else ""))
     whole = Measurement.get(console, console.options.update(max_width=10**4), table).maximum
     longest = max((len(entry["task"]) for entry in summary), default=0)
     least = whole - max(0, longest - TASK_WIDTH)
-    # A log file has no width of its own, and a terminal breaks lines that are too long: better than cutting a number.
+    # A log file has no width, and a terminal wraps lines that are too long, which is better than cut numbers.
     console.width = max(console.width, least) if console.is_terminal else whole
     console.print(table)
 
 
-def _cells_of(entry: dict[str, Any], unit: str) -> list[str]:
+def _table_row(entry: dict[str, Any], unit: str) -> list[str]:
     from rich.markup import escape
 
     cells = [escape(entry["task"]), entry["method"], f"{entry['length']} {unit}".rstrip()]

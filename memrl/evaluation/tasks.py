@@ -1,4 +1,4 @@
-"""What is evaluated: documents with questions whose answers are known, by length.
+"""The tasks of an evaluation: documents of given lengths, with questions and gold answers.
 
 A task makes its documents one at a time, so a run over many long ones holds only those that are being read.
 """
@@ -19,42 +19,44 @@ from memrl.utils.lengths import read_length
 from memrl.utils.seeds import stable_id
 
 if TYPE_CHECKING:
-    from memrl.data.ruler import RulerFiles
+    from memrl.data.ruler import RulerFiles, RulerTask
+    from memrl.data.ruler_hotpotqa import RulerHotpotQA
 
 Length = int | str
-SAMPLES = 128  # documents of each length where nobody says, the original's number
+SAMPLES = 128  # documents of each length by default, as in the original
 CHARACTERS_PER_TOKEN, TOKENS_PER_PARAGRAPH = 4, 140  # of English text; of a paragraph of HotpotQA, heading included
 FILE_TYPES = (".jsonl", ".parquet")
 
 
 def length_units() -> dict[str, str]:
-    """What the lengths of each generated task count, by the task's name."""
+    """The unit of each generated task's lengths, by the task's name."""
     from memrl.data.ruler import TASKS
 
     return {**dict.fromkeys(TASKS, "tokens"), "needle": "chunks", "ruler_hotpotqa": "documents"}
 
 
 class Task(Protocol):
-    """
+    """Documents with questions, by length and index.
+
     Attributes:
         name: stands in every row.
-        length_unit: what lengths count ("chunks", "tokens", "documents"); "" for a task that has none.
-        default_lengths: what is run when nobody says.
-        max_length: longer documents are refused; None where the task has no lengths.
         version: changes when the same (length, index, seed) means another document.
-        is_slow: making a long document takes so long that other readings should go on meanwhile.
+        length_unit: "chunks", "tokens" or "documents"; "" for a task without lengths.
+        default_lengths: the lengths that are run if none are given.
+        max_length: longer documents are refused; None for a task without lengths.
+        is_slow: a long document takes so long to make that it is made in a thread, while other readings go on.
     """
 
     name: str
-    length_unit: str
-    default_lengths: tuple[Length, ...]
-    max_length: int | None
     version: str
-    is_slow: bool
+    length_unit: str = ""
+    default_lengths: tuple[Length, ...]
+    max_length: int | None = None
+    is_slow: bool = False
 
     def count(self, length: Length, wanted: int | None) -> int:
-        """How many documents of this length are run when `wanted` are asked for (None: nobody says)."""
-        ...
+        """How many documents of this length are run if `wanted` are requested; None: the default."""
+        return SAMPLES if wanted is None else wanted
 
     def sample(self, length: Length, index: int, seed: int) -> Sample:
         """The document number `index` of this length, a function of the arguments alone."""
@@ -65,12 +67,11 @@ class Task(Protocol):
         ...
 
     def check(self, lengths: Sequence[Length], seed: int) -> None:
-        """Raise the ValueError that all documents of one of these lengths would end in, where that is cheaply known."""
-        ...
+        """Raise the ValueError that all documents of one of these lengths would raise, if that is quick to find out."""
 
 
-class NeedleTask:
-    """The miniature's documents: facts about many names, one of which is asked for. Lengths are chunks.
+class NeedleTask(Task):
+    """The miniature's documents: facts about many names, one of which the question is about. Lengths are chunks.
 
     With the miniature's own tokenizer a chunk is one generated chunk. With any other tokenizer or chunk
     size the document has as many of the same sentences as fill `length * chunk_tokens` tokens.
@@ -78,47 +79,31 @@ class NeedleTask:
 
     name = "needle"
     length_unit = "chunks"
-    default_lengths: tuple[Length, ...] = (1, 4, 16)
-    max_length = 10_000_000  # more is a slip of the keys, and making the document would seem to hang
-    is_slow = False
+    default_lengths = (1, 4, 16)
+    max_length = 10_000_000  # a longer one is a typing mistake, and making it would seem to hang
 
     def __init__(self, tokenizer: Tokenizer, agent: AgentConfig):
         self.chunk_tokens = agent.chunk_tokens
         self.version = f"1, chunks of {self.chunk_tokens} tokens"
         self.mean_tokens, self.most_tokens = _sentence_tokens(tokenizer)
 
-    def count(self, length: Length, wanted: int | None) -> int:
-        return SAMPLES if wanted is None else wanted
-
     def sample(self, length: Length, index: int, seed: int) -> Sample:
         from memrl.data.needle import make_sample
 
-        seed = stable_id(seed, self.name, length, index)
-        return make_sample(length, seed, segments_per_chunk=self.segments_per_chunk(length))
+        chunks = int(length)
+        # As many sentences as fit with near certainty; single chunks above the mean average out with length.
+        tokens = self.mean_tokens + (self.most_tokens - self.mean_tokens) / math.sqrt(chunks)
+        sentences = max(1, math.floor(self.chunk_tokens / tokens))
+        return make_sample(chunks, stable_id(seed, self.name, length, index), segments_per_chunk=sentences)
 
     def num_tokens(self, length: Length) -> int:
         return int(length) * self.chunk_tokens
 
-    def num_chunks(self, length: Length, count: int) -> int:
-        """Chunks of `count` documents together."""
-        return int(length) * count
 
-    def check(self, lengths: Sequence[Length], seed: int) -> None:
-        pass
+class FileTask(Task):
+    """A file of samples: every document as it is. Its only length is `file`."""
 
-    def segments_per_chunk(self, length: int) -> int:
-        """As many sentences as fit with near certainty; what single chunks are longer by averages out with length."""
-        tokens = self.mean_tokens + (self.most_tokens - self.mean_tokens) / math.sqrt(length)
-        return max(1, math.floor(self.chunk_tokens / tokens))
-
-
-class FileTask:
-    """A file of samples of one's own: every document as it is. It has one "length", `file`."""
-
-    length_unit = ""
-    default_lengths: tuple[Length, ...] = ("file",)
-    max_length = None
-    is_slow = False
+    default_lengths = ("file",)
 
     def __init__(self, path: str | Path):
         from memrl.data import load_samples
@@ -136,16 +121,13 @@ class FileTask:
 
     def num_tokens(self, length: Length) -> int:
         if self._num_tokens is None:
-            some = range(0, len(self.samples), -(-len(self.samples) // 32))  # a large file is not read for an estimate
+            some = range(0, len(self.samples), -(-len(self.samples) // 32))  # an estimate from at most 32 samples
             characters = sum(len(self.samples[index].context) for index in some) / len(some)
             self._num_tokens = round(characters / CHARACTERS_PER_TOKEN)
         return self._num_tokens
 
-    def check(self, lengths: Sequence[Length], seed: int) -> None:
-        pass
 
-
-class GeneratedTask:
+class GeneratedTask(Task):
     """RULER's tasks and RULER-HotpotQA: documents made to a length, by a generator of `memrl.data`."""
 
     is_slow = True
@@ -153,20 +135,19 @@ class GeneratedTask:
     def __init__(
         self,
         name: str,
-        generator,
+        generator: RulerTask | RulerHotpotQA,
         length_unit: str,
         default_lengths: tuple[Length, ...],
         max_length: int,
         tokens_per_unit: int = 1,
     ):
         self.name, self.length_unit, self.default_lengths, self.max_length = name, length_unit, default_lengths, max_length
-        self.version: str = generator.version
+        self.version = generator.version
         self._generator, self._tokens_per_unit = generator, tokens_per_unit
 
     def count(self, length: Length, wanted: int | None) -> int:
-        most = self._generator.num_questions
-        wanted = SAMPLES if wanted is None else wanted
-        return wanted if most is None else min(wanted, most)
+        wanted, available = super().count(length, wanted), self._generator.num_questions
+        return wanted if available is None else min(wanted, available)
 
     def sample(self, length: Length, index: int, seed: int) -> Sample:
         return self._generator.sample(int(length), index, seed)
@@ -175,12 +156,14 @@ class GeneratedTask:
         return int(length) * self._tokens_per_unit
 
     def check(self, lengths: Sequence[Length], seed: int) -> None:
-        # The shortest has the least room for its question. How many documents there are, the longest tells, and quickly.
-        for length in sorted({min(lengths), max(lengths)} if self.length_unit == "documents" else {min(lengths)}):
-            self._generator.sample(int(length), 0, seed)
-        # In tokens the longest would take seconds to make; whether there are paragraphs enough is known at once.
-        if hasattr(self._generator, "check"):
-            self._generator.check(int(max(lengths)))
+        # The shortest has the least room for its question. The longest shows whether there are enough documents.
+        numbers = [int(length) for length in lengths]
+        for length in sorted({min(numbers), max(numbers)} if self.length_unit == "documents" else {min(numbers)}):
+            self._generator.sample(length, 0, seed)
+        # In tokens the longest would take seconds to make; whether there are enough paragraphs is known at once.
+        check = getattr(self._generator, "check", None)  # only the tasks with paragraphs have it
+        if check is not None:
+            check(max(numbers))
 
 
 def _sentence_tokens(tokenizer: Tokenizer) -> tuple[float, float]:
@@ -195,32 +178,32 @@ def make_tasks(names: Sequence[str], tokenizer: Tokenizer, agent: AgentConfig, f
     """Tasks by name, or from the path of a file of samples; `ruler` stands for RULER's thirteen.
 
     Args:
-        tokenizer: of the model that will read. What makes documents gets a copy: it runs beside the sampler.
-        files: what RULER's documents are made from.
+        tokenizer: of the model that will read. RULER's tasks get a copy, because they run in a thread beside the sampler.
+        files: sources of RULER's documents.
 
     Raises:
-        ValueError: no such task, two of one name, a file that does not hold samples, or one that a task needs and lacks.
+        ValueError: no such task, two of one name, a file without samples, or a missing file that a task needs.
     """
     from memrl.data.ruler import TASKS, RulerFiles
 
     files = RulerFiles() if files is None else files
     expanded = [one for name in names for one in (TASKS if name == "ruler" else (name,))]
-    aside = copy.deepcopy(tokenizer) if set(expanded) & set(TASKS) else tokenizer
-    tasks = [_make_task(name, tokenizer, aside, agent, files) for name in expanded]
+    thread_tokenizer = copy.deepcopy(tokenizer) if set(expanded) & set(TASKS) else tokenizer
+    tasks = [_make_task(name, tokenizer, thread_tokenizer, agent, files) for name in expanded]
     known = [task.name for task in tasks]
     if len(set(known)) < len(known):
         twice = max(known, key=known.count)
-        raise ValueError(f"task names two tasks that are called {twice!r}; run them into two --out folders")
+        raise ValueError(f"task holds two tasks named {twice!r}; run them into two --out folders")
     return tasks
 
 
-def _make_task(name: str, tokenizer: Tokenizer, aside: Tokenizer, agent: AgentConfig, files: RulerFiles) -> Task:
+def _make_task(name: str, tokenizer: Tokenizer, thread_tokenizer: Tokenizer, agent: AgentConfig, files: RulerFiles) -> Task:
     from memrl.data.ruler import TASKS, make_ruler
 
     if name == NeedleTask.name:
         return NeedleTask(tokenizer, agent)
     if name in TASKS:
-        return GeneratedTask(name, make_ruler(name, aside, files), "tokens", (8192, 16384, 32768), 2**25)
+        return GeneratedTask(name, make_ruler(name, thread_tokenizer, files), "tokens", (8192, 16384, 32768), 2**25)
     if name == "ruler_hotpotqa":
         from memrl.data.ruler_hotpotqa import RulerHotpotQA
 
@@ -230,28 +213,29 @@ def _make_task(name: str, tokenizer: Tokenizer, aside: Tokenizer, agent: AgentCo
             raise ValueError(f"task {name}: there is no such file")
         return FileTask(name)
     known = ", ".join((NeedleTask.name, "ruler", *TASKS, "ruler_hotpotqa"))
-    raise ValueError(f"there is no task {name!r}; give the path of a .jsonl or .parquet file, or of {known}")
+    raise ValueError(f"there is no task {name!r}; give the path of a .jsonl or .parquet file, or one of {known}")
 
 
 def choose_lengths(tasks: Sequence[Task], given: Sequence[int] | None) -> dict[str, list[Length]]:
-    """By task, the lengths that are run: the given ones for every task that has lengths, or each task's own.
+    """By task, the lengths that are run: the given ones (in rising order) for every task with lengths, else each task's defaults.
 
     Raises:
-        ValueError: nothing that they apply to, tasks whose lengths mean different things, or a length beyond a task's bound.
+        ValueError: no task has lengths, tasks have different units, or a length is above a task's maximum.
     """
     if given is None:
         return {task.name: list(task.default_lengths) for task in tasks}
     units = {task.length_unit: task.name for task in tasks if task.length_unit}
     if not units:
-        raise ValueError(f"lengths is given, but {', '.join(t.name for t in tasks)} is read as it is; leave --lengths out")
+        raise ValueError(
+            f"lengths is given, but {', '.join(t.name for t in tasks)} has documents of fixed length; leave --lengths out"
+        )
     if len(units) > 1:
         meanings = ", ".join(f"{unit} of {name}" for unit, name in units.items())
         raise ValueError(f"lengths cannot be {meanings} at once; run the tasks by separate commands, or leave --lengths out")
     for task in tasks:
-        if task.length_unit and given[-1] > task.max_length:
-            raise ValueError(
-                f"lengths holds {given[-1]}; a document of {task.name} has at most {task.max_length} {task.length_unit}"
-            )
+        if task.max_length is not None and given[-1] > task.max_length:
+            most = f"{task.max_length} {task.length_unit}"
+            raise ValueError(f"lengths holds {given[-1]}; a document of {task.name} has at most {most}")
     return {task.name: list(given if task.length_unit else task.default_lengths) for task in tasks}
 
 
@@ -259,7 +243,7 @@ def parse_lengths(text: str) -> list[int]:
     """`1,4,16` or `8k,1m` (k is 1024, m is 1024 * 1024), in rising order.
 
     Raises:
-        ValueError: nothing given, something that is no positive whole number, or a length given twice.
+        ValueError: nothing given, a part that is no positive whole number, or a length given twice.
     """
     lengths = []
     for part in text.split(","):

@@ -8,9 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.ablation_table import paired_interval
-from memrl.evaluation.statistics import Difference, bootstrap_means, paired_bootstrap, score_interval
-from memrl.evaluation.summary import wilson_interval
+from memrl.evaluation.statistics import (
+    Difference,
+    bootstrap_means,
+    paired_bootstrap,
+    paired_interval,
+    score_interval,
+    wilson_interval,
+)
 from memrl.evaluation.tasks import Length
 from memrl.report.series import Cell, Row, Series, cell_order
 

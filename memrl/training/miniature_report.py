@@ -46,7 +46,7 @@ def evaluate_policy(trainer: Trainer, name: str, model: Transformer) -> None:
         ([length for length in options.lengths if length > LONG], options.samples_long),
         ([length for length in options.lengths if length <= LONG], options.samples),
     ]
-    total = sum(task.num_chunks(length, count) for lengths, count in parts for length in lengths) // world
+    total = sum(length * count for lengths, count in parts for length in lengths) // world
     rows = []
     with (
         open(os.devnull, "w") as nowhere,

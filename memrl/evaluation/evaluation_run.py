@@ -1,52 +1,56 @@
-"""What `eval.py` does once its arguments are parsed: take up a folder, read what is missing from it, tell what it shows."""
+"""One evaluation: resume a results folder, run the missing readings, print and save the summary."""
 
 from __future__ import annotations
 
+import io
+import json
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memrl.evaluation.eval_ranks import Ranks
 from memrl.evaluation.eval_settings import fingerprint
-from memrl.evaluation.measure import peak_gib
+from memrl.evaluation.methods import Method, MethodOptions, make_methods
+from memrl.evaluation.model_under_test import ModelUnderTest, Options, check_options, read_model_settings
+from memrl.evaluation.reading_row import peak_gib
 from memrl.evaluation.results import RankResults, Results
 from memrl.evaluation.runner import Key, Row, all_keys, read_all, share_of
-from memrl.evaluation.summary import print_table, summarize, summarize_costs, write_summary
-from memrl.evaluation.target import Options, Target, check_options, open_target
+from memrl.evaluation.summary import print_table, summarize
 from memrl.evaluation.tasks import Task, choose_lengths, length_units, make_tasks, parse_lengths
-from memrl.reading.open_model import ReaderOptions, decoding
+from memrl.reading.open_model import ReaderOptions
+from memrl.utils.files import write_whole
 from memrl.utils.progress import Progress, format_seconds
 
 if TYPE_CHECKING:
     from memrl.data.ruler import RulerFiles
-    from memrl.evaluation.methods import Method, MethodOptions
-    from memrl.llm import LocalLLM
+    from memrl.llm import LLM
 
-MOST_LINES = 6  # of a picture that can be read
+MOST_LINES = 6  # more lines in one picture are unreadable
 
 
 class IncompleteError(RuntimeError):
-    """Rows of other ranks are not where they should be."""
+    """Rows of other ranks are missing."""
 
 
 @dataclass
 class Evaluation:
-    """An evaluation whose set-up has been checked.
+    """An evaluation whose options have been checked.
 
     Attributes:
-        keys: all readings that the command asks for.
-        left: those of them that were missing or had failed when it began, over all ranks.
-        results: on rank 0 alone.
-        llm: None where nothing is left.
+        keys: all readings that the command requests.
+        left: those that were missing or had failed at the start, over all ranks.
+        results: None on ranks above 0.
+        llm: None if no reading is left.
     """
 
-    options: Options
-    target: Target
+    model: ModelUnderTest
+    seed: int
     tasks: dict[str, Task]
     methods: dict[str, Method]
     keys: list[Key]
@@ -54,90 +58,86 @@ class Evaluation:
     folder: Path
     ranks: Ranks
     results: Results | None
-    llm: LocalLLM | None
+    llm: LLM | None
 
     def run(self) -> None:
-        """Read what is missing; then rank 0 prints the table and writes summary.json and accuracy.png."""
+        """Run the missing readings; then rank 0 prints the table and writes summary.json and accuracy.png."""
         began = time.monotonic()
         with self.results or nullcontext():
             if self.llm is not None:
-                self._read()
+                self._read(self.llm)
                 self.ranks.wait()
             if self.results is not None:
                 self.results.collect()
         self.ranks.close()
         if self.results is not None:
-            self._tell(time.monotonic() - began)
+            self._report(self.results.rows, time.monotonic() - began)
 
     def kept(self) -> str:
-        """For who interrupts it: what is finished, and what will be read again."""
+        """After an interruption: which readings are finished, and which will start again."""
         if self.results is None:
             return "the same command continues"
-        finished = self.results.finished
-        done = sum(key in finished for key in self.keys)
-        others = " (and what other ranks finished)" if self.ranks.world > 1 else ""
+        done = len(self.results.finished.intersection(self.keys))
+        others = " (and those that other ranks finished)" if self.ranks.world > 1 else ""
         return (
-            f"{done} of {len(self.keys)} readings are finished{others}; the same command continues. Readings under way, up "
-            "to --max_rows, begin again: a smaller one loses less"
+            f"{done} of {len(self.keys)} readings are finished{others}; the same command continues. Unfinished readings, up to "
+            "--max_rows, start again: a smaller one loses less"
         )
 
-    def _read(self) -> None:
+    def _read(self, llm: LLM) -> None:
         mine = share_of(self.left, self.tasks, self.ranks.rank, self.ranks.world)
-        turns = [self.methods[key.method].num_turns(self.tasks[key.task].num_tokens(key.length)) for key in mine]
+        turns = sum(self.methods[key.method].num_turns(self.tasks[key.task].num_tokens(key.length)) for key in mine)
+        # Only rank 0 shows its progress.
+        progress = Progress("eval", turns, "turns", stream=io.StringIO() if self.ranks.rank else None)
+        counts: Counter[str] = Counter()
         target = RankResults(self.folder, self.ranks.rank) if self.results is None else nullcontext(self.results)
-        with target as rows, _progress(self.ranks, sum(turns)) as progress:
-            self._announce(progress)
-            counts = {"done": 0, "right": 0.0, "failed": 0}
+        with target as rows, progress:
+            if not self.ranks.rank:
+                for line in (*llm.about, *self._status()):
+                    progress.log(line)
 
             def on_result(row: Row) -> None:
                 rows.add(row)
-                counts["done"] += 1
-                counts["right"] += row["strict"]
-                counts["failed"] += row["error"] is not None
+                counts.update(done=1, right=int(row["strict"]), failed=int(row["error"] is not None))
                 fields = {"readings": f"{counts['done']}/{len(mine)}", "strict": f"{counts['right'] / counts['done']:.3f}"}
                 if counts["failed"]:
                     fields["failed"] = str(counts["failed"])
                 progress.set(progress.completed, **fields)
 
             read_all(
-                self.llm,
+                llm,
                 mine,
                 self.tasks,
                 self.methods,
-                self.options.seed,
-                columns={"model": self.target.label, "chunk_tokens": self.target.agent.chunk_tokens},
+                self.seed,
+                columns={"model": self.model.label, "chunk_tokens": self.model.agent.chunk_tokens},
                 on_result=on_result,
                 on_turn=lambda kind: progress.advance(),
             )
             progress.total = progress.completed  # a file's total was an estimate
 
-    def _announce(self, progress: Progress) -> None:
-        if self.ranks.rank:
-            return
-        for line in self.llm.about:
-            progress.log(line)
+    def _status(self) -> list[str]:
+        lines = []
         if len(self.left) < len(self.keys):
-            progress.log(f"{len(self.keys) - len(self.left)} of {len(self.keys)} readings are there already")
+            lines.append(f"{len(self.keys) - len(self.left)} of {len(self.keys)} readings are finished already")
         if self.ranks.world > 1:
-            progress.log(f"{self.ranks.world} ranks share {len(self.left)} readings; what follows is rank 0's part")
+            lines.append(f"{self.ranks.world} ranks share {len(self.left)} readings; the progress below is that of rank 0")
+        return lines
 
-    def _tell(self, seconds: float) -> None:
-        if missing := [key for key in self.keys if key not in self.results.rows]:
+    def _report(self, rows: dict[Key, Row], seconds: float) -> None:
+        if missing := [key for key in self.keys if key not in rows]:
             raise IncompleteError(
-                f"{len(missing)} of {len(self.keys)} readings are missing, {tuple(missing[0])} first; is {self.folder} on a disk "
-                "that all machines share?"
+                f"{len(missing)} of {len(self.keys)} readings are missing, {astuple(missing[0])} first; is {self.folder} on a "
+                "disk that all machines share?"
             )
-        rows = list(self.results.rows.values())  # those of earlier commands too: the files of a folder tell of all of it
-        summary = [entry | cost for entry, cost in zip(summarize(rows), summarize_costs(rows), strict=True)]
-        summary = [{"model": self.target.label, **entry} for entry in summary]
-        write_summary(summary, self.folder / "summary.json")
+        # The summary covers the whole folder, rows of earlier commands included.
+        summary = [{"model": self.model.label, **entry} for entry in summarize(rows.values(), costs=True)]
+        write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         if self.left:
-            print(_pace([self.results.rows[key] for key in self.left], seconds))
+            print(_totals([rows[key] for key in self.left], seconds))
         units = _units(summary)
         print_table(summary, units)
-        asked = [self.results.rows[key] for key in self.keys]
-        _print_wrong(asked)
-        _print_cut(asked)
+        _print_problems([rows[key] for key in self.keys])
         self._plot(summary, units)
         print(f"results: {self.folder}")
 
@@ -151,20 +151,20 @@ class Evaluation:
                 series.setdefault(name, []).append(entry)
         named = sorted({unit for unit in units.values() if unit})
         if len(named) != 1 or len(series) > MOST_LINES:
-            path.unlink(missing_ok=True)  # an earlier command's, which shows a part alone
+            path.unlink(missing_ok=True)  # an earlier command's picture does not show all rows
             if series:
                 why = f"lengths in {' and '.join(named)}" if len(named) > 1 else f"{len(series)} lines"
                 print(f"no {path.name} for {why}; draw them with python -m memrl.report {self.folder} --out DIR")
             return
         from memrl.evaluation.accuracy_plot import plot_accuracy
 
-        plot_accuracy(path, series, unit=named[0], title=f"{self.target.label}: accuracy by document length")
+        plot_accuracy(path, series, unit=named[0], title=f"{self.model.label}: accuracy by document length")
 
 
 def open_evaluation(
     options: Options, reader: ReaderOptions, method_options: MethodOptions, files: RulerFiles, ranks: Ranks | None = None
 ) -> Evaluation:
-    """Check everything, take up the results folder, and load the model if anything is left to do. Collective over ranks.
+    """Check everything, open the results folder, and load the model if any reading is left. Collective over ranks.
 
     Raises:
         ValueError: any mistake in the options, the model folder or the results folder.
@@ -172,49 +172,43 @@ def open_evaluation(
     ranks = ranks or Ranks.of_environment()
     check_options(options, reader)
     lengths = None if options.lengths is None else parse_lengths(options.lengths)
-    target = open_target(options, reader, ranks)
-    methods = {method.name: method for method in target.make_methods(options.methods.split(","), method_options)}
+    if options.endpoint is None:
+        reader = replace(reader, device=ranks.device(reader.device))
+    model = read_model_settings(options, reader)
+    methods = {m.name: m for m in make_methods(options.methods.split(","), method_options, model.agent, model.window())}
     names = [name.strip() for name in options.task.split(",")]
-    tasks = {task.name: task for task in make_tasks(names, target.tokenizer, target.agent, files)}
+    tasks = {task.name: task for task in make_tasks(names, model.tokenizer, model.agent, files)}
     chosen = choose_lengths(list(tasks.values()), lengths)
     keys = all_keys(list(tasks.values()), chosen, options.samples, list(methods), options.repeats)
-    folder = Path(options.out) if options.out else target.default_folder()
+    folder = Path(options.out) if options.out else model.default_folder()
     opened: list[Results] = []
 
-    def take_up() -> list[Key]:
-        settings = fingerprint(
-            model=target.label,
-            source=target.source(),
-            tokenizer=target.tokenizer_folder,
-            decoding=decoding(reader),
-            seed=options.seed,
-            tasks=list(tasks.values()),
-            methods=list(methods.values()),
-        )
+    def open_results() -> list[Key]:
+        settings = fingerprint(model, options.seed, tasks, methods)
         opened.append(Results(folder, settings, resume=options.resume == "auto"))
         left = [key for key in keys if key not in opened[0].finished]
         _check_documents(tasks, left, options.seed)
         return left
 
     try:
-        left = ranks.from_rank_0(take_up)
-        llm = target.open_llm(list(methods.values()), tasks.values()) if left else None
+        left = ranks.from_rank_0(open_results)
+        llm = model.open_llm(methods.values(), tasks.values()) if left else None
     except BaseException:
         for results in opened:
             results.close()
         raise
     results = opened[0] if opened else None
-    return Evaluation(options, target, tasks, methods, keys, left, folder, ranks, results, llm)
+    return Evaluation(model, options.seed, tasks, methods, keys, left, folder, ranks, results, llm)
 
 
 def _units(summary: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """What each task's lengths count, those of earlier commands included; "" for files."""
+    """The unit of each task's lengths, those of earlier commands included; "" for files."""
     known = length_units()
     return {entry["task"]: known.get(entry["task"], "") if isinstance(entry["length"], int) else "" for entry in summary}
 
 
 def _check_documents(tasks: dict[str, Task], left: Sequence[Key], seed: int) -> None:
-    # Said only where it takes a while: a mistake that is found at once is told in one line.
+    # Printed only after two seconds: an error that is found at once then takes one line.
     notice = threading.Timer(2.0, print, ("making a first document of each task",), {"file": sys.stderr})
     notice.start()
     try:
@@ -226,27 +220,16 @@ def _check_documents(tasks: dict[str, Task], left: Sequence[Key], seed: int) -> 
         notice.cancel()
 
 
-def _progress(ranks: Ranks, total: int) -> Progress:
-    stream = None
-    if ranks.rank:
-        import io
-
-        stream = io.StringIO()  # one rank talks
-    return Progress("eval", total, "turns", stream=stream)
-
-
-def _pace(rows: list[Row], seconds: float) -> str:
+def _totals(rows: list[Row], seconds: float) -> str:
     chunks, prompts, responses = (sum(row[name] for row in rows) for name in ("chunks", "prompt_tokens", "response_tokens"))
     peaks = [row["peak_gib"] for row in rows if row["peak_gib"] is not None]
-    parts = [f"{len(rows)} readings, {chunks:,} chunks in {format_seconds(seconds)}"]
-    parts.append(f"{prompts:,} prompt and {responses:,} response tokens")
-    if peaks:
-        parts.append(f"peak memory {max(*peaks, peak_gib() or 0):.2f} GiB")
-    return "; ".join(parts)
+    memory = f"; peak memory {max(*peaks, peak_gib() or 0):.2f} GiB" if peaks else ""
+    time_taken = f"{len(rows)} readings, {chunks:,} chunks in {format_seconds(seconds)}"
+    return f"{time_taken}; {prompts:,} prompt and {responses:,} response tokens{memory}"
 
 
-def _print_wrong(rows: list[Row], limit: int = 5) -> None:
-    """Failures and empty answers: how many, and which, the first few by name."""
+def _print_problems(rows: list[Row], limit: int = 5) -> None:
+    """Failures, empty answers (the first few by name) and documents that were cut."""
     failed = [row for row in rows if row["error"] is not None]
     empty = [row for row in rows if row["error"] is None and not row["answer"]]
     for name, found in (("failed", failed), ("empty answer", empty)):
@@ -259,14 +242,9 @@ def _print_wrong(rows: list[Row], limit: int = 5) -> None:
         print(f"{len(failed)} failed: they count as wrong, and the same command runs them again")
     if empty:
         print(f"{len(empty)} answers are empty: they count as wrong")
-
-
-def _print_cut(rows: list[Row]) -> None:
-    """Where one-shot reading did not see all of the document."""
-    cut = [row for row in rows if row["method"] == "one_shot" and row["cut_tokens"]]
-    if cut:
-        least = min(row["length"] for row in cut)
+    if cut := [row["length"] for row in rows if row["method"] == "one_shot" and row["cut_tokens"]]:
+        least = min(cut, key=lambda length: (isinstance(length, str), length))  # a file's length is the word "file"
         print(
-            f"one_shot: the middle of {len(cut)} documents was left out, from length {least} on; the window also holds "
+            f"one_shot: the middle of {len(cut)} documents was cut out, from length {least} on; the window also holds "
             "agent.answer_tokens for the answer"
         )

@@ -1,0 +1,127 @@
+"""Open the model under test, a local folder or a model on an endpoint; mistakes are found before the weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from memrl.agents.limits import check_turn
+from memrl.agents.memory import AgentConfig
+from memrl.evaluation.tasks import Task
+from memrl.reading.open_model import ReaderOptions, check_seed, decoding, load_settings, model_window, open_llm
+
+if TYPE_CHECKING:
+    from memrl.evaluation.methods import Method
+    from memrl.llm import LLM
+    from memrl.tokenizer import Tokenizer
+
+_GENERIC = ("model", "best")  # names that train.py gives to every model folder, so the run's name is added
+
+
+class Options(Protocol):
+    """The options of the command `eval`; its parser describes them."""
+
+    model: str
+    task: str
+    lengths: str | None
+    methods: str
+    samples: int | None
+    repeats: int
+    seed: int
+    out: str | None
+    resume: Literal["auto", "no"]
+    label: str | None
+    endpoint: str | None
+    tokenizer: str | None
+
+
+def check_options(options: Options, reader: ReaderOptions) -> None:
+    """Raise a ValueError for numbers out of range, and for options that exclude each other."""
+    for name, value in (("samples", options.samples), ("repeats", options.repeats)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
+    check_seed(options.seed)
+    if options.repeats > 1 and reader.temperature == 0:
+        raise ValueError(
+            f"repeats is {options.repeats}, but at temperature 0 all readings of a document are the same; give --temperature 1, "
+            "or leave --repeats out"
+        )
+    if options.endpoint is None and options.tokenizer is not None:
+        raise ValueError("tokenizer is given without an endpoint; a model folder has its own, so leave --tokenizer out")
+    if options.endpoint is not None and options.tokenizer is None:
+        raise ValueError("endpoint is given without a tokenizer; give --tokenizer DIR, the served model's Hugging Face folder")
+    if options.endpoint is not None and reader.yarn:
+        raise ValueError("yarn applies to a model on this machine; start the server with it, and leave --yarn out")
+
+
+@dataclass(frozen=True)
+class ModelUnderTest:
+    """A model that is described, but not loaded.
+
+    Attributes:
+        name: path of the model folder, or the model's name on the server.
+        endpoint: address of the server; None for a local model.
+        label: the model's name in rows and tables.
+        tokenizer_folder: the model folder, or the folder given for an endpoint.
+    """
+
+    name: str
+    endpoint: str | None
+    label: str
+    reader: ReaderOptions
+    agent: AgentConfig
+    tokenizer: Tokenizer
+    tokenizer_folder: Path
+
+    def default_folder(self) -> Path:
+        """Folder of the results if none is given."""
+        if self.endpoint is not None:
+            return Path("eval") / self.label.replace("/", "-")
+        model = Path(self.name).resolve()
+        return model.parent / "eval" / model.name
+
+    def window(self) -> int | None:
+        """Tokens of a local model's window; None for an endpoint."""
+        return None if self.endpoint is not None else model_window(self.name, self.reader)
+
+    def open_llm(self, methods: Iterable[Method], tasks: Iterable[Task]) -> LLM:
+        """Load the weights, or connect to the server.
+
+        Raises:
+            ValueError: the model cannot be used, or the cache is too small for a method's turns.
+        """
+        if self.endpoint is not None:
+            from memrl.endpoint import RemoteLLM
+
+            settings, system = decoding(self.reader), self.agent.prompts.system
+            remote = RemoteLLM(self.endpoint, self.name, self.tokenizer, settings, system, concurrency=self.reader.max_rows)
+            remote.check()
+            return remote
+        llm = open_llm(self.name, self.tokenizer, self.agent, self.reader)
+        # A file's documents may all be short, and tokenising all of them takes a while. One that does not fit fails when it is
+        # read, and a command with a larger cache reads it again.
+        least = {} if any(task.length_unit for task in tasks) else {"document_tokens": 0, "question_tokens": 0}
+        for method in methods:
+            check_turn(llm.sampler, method.longest_turn(self.tokenizer, **least), method.lower)
+        return llm
+
+
+def read_model_settings(options: Options, reader: ReaderOptions) -> ModelUnderTest:
+    """Read the agent settings and the tokenizer, but not the weights.
+
+    Raises:
+        ValueError: no such folder, or a mistake in it or in the options.
+    """
+    name, endpoint = options.model, options.endpoint
+    folder = name if options.tokenizer is None else options.tokenizer
+    if endpoint is not None and not Path(folder).is_dir():
+        raise ValueError(f"tokenizer {folder}: there is no such folder; give the served model's Hugging Face folder")
+    agent, tokenizer = load_settings(folder, reader)
+    label = options.label or (name if endpoint is not None else _label(Path(name).resolve()))
+    return ModelUnderTest(name, endpoint, label, reader, agent, tokenizer, Path(folder))
+
+
+def _label(folder: Path) -> str:
+    return f"{folder.parent.name}/{folder.name}" if folder.name in _GENERIC else folder.name
