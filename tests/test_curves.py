@@ -90,7 +90,7 @@ def test_runs_are_overlaid_and_labelled_by_folder(tmp_path, monkeypatch):
 
 
 def test_folders_of_one_name_are_labelled_by_their_paths(tmp_path, monkeypatch):
-    folders = [write_run(tmp_path / parent / "run", 2) for parent in ("a", r"$\frac{")]
+    folders = [write_run(tmp_path / parent / "run", 2) for parent in ("a", r"$\frac{$")]
     panels = drawn(tmp_path / "x.png", monkeypatch, [*folders, "--out", tmp_path / "x.png"])
     (legend,) = panels["Reward"].figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [pictures.literal(str(folder)) for folder in folders]

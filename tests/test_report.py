@@ -456,10 +456,10 @@ def test_the_same_rows_give_the_same_bytes(folders, written, tmp_path):
 
 def test_formulas_and_tags_in_names_are_shown_as_they_are(tmp_path):
     rows = [make_row(index=index, error=f"<script>{index}") for index in range(2)]
-    hostile = series_of(rows, r"$\frac{ <img src=x> | **b**"), series_of([make_row(task="$x_")], "$y^")
+    hostile = series_of(rows, r"$\frac{$ <img src=x> | **b**"), series_of([make_row(task="$x_$", length="$z^$")], "$y^$")
     assert len(write_report(make_report(hostile, "strict", None, (), {}), tmp_path)) == 7
     text = (tmp_path / "report.md").read_text()
-    assert "<img" not in text and "<script" not in text and r"\$\\frac{ &lt;img src=x&gt; \| \*\*b\*\*" in text
+    assert "<img" not in text and "<script" not in text and r"\$\\frac{\$ &lt;img src=x&gt; \| \*\*b\*\*" in text
 
 
 @pytest.mark.parametrize(
