@@ -1,12 +1,12 @@
-"""Variants of a training run against their base: accuracy, paired change and speed of learning, as one table.
+"""Compare variants of a training run with their base in one table: accuracy, paired change and speed of learning.
 
-Every variant of a seed reads the same documents as the base of that seed, and each seed has documents of its own. Two kinds of
-uncertainty follow, and neither stands for the other:
+Every variant of a seed reads the same documents as the base of that seed; documents differ between seeds. There are two kinds
+of uncertainty, and neither replaces the other:
 
-    documents   95% intervals over documents, for the models that were trained; they say nothing about another seed
-    seeds       the lowest and the highest seed; with three seeds an interval over seeds would be a guess
+    documents   95% intervals over documents, for the models that were trained; other seeds may differ by more
+    seeds       the lowest and the highest seed; three seeds are too few for an interval
 
-A variant differs from the base for certain only where the interval excludes 0 and all seeds change in the same direction.
+A variant counts as different from the base only where the interval excludes 0 and all seeds change in the same direction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from memrl.evaluation.statistics import paired_interval, wilson_interval
 
-LEVEL, WINDOW = 0.9, 5  # learned: the mean reward of so many steps reaches the level
+LEVEL, WINDOW = 0.9, 5  # "learned": the mean reward of WINDOW steps reaches LEVEL
 LAST_STEPS = 10
 
 
@@ -27,8 +27,8 @@ class SeedResult:
 
     Attributes:
         right: by document length, for each document whether it was answered right after training.
-        before: the same of the start that the run made itself; empty where it began from the base's.
-        rewards: mean reward of each step, of the verifier alone.
+        before: the same before RL; empty where the run began from the base's warm start.
+        rewards: mean verifier reward of each step.
         seconds: time of all training steps together.
     """
 
@@ -40,7 +40,7 @@ class SeedResult:
 
 @dataclass(frozen=True)
 class Variant:
-    """A setting: its runs and what went wrong, both by seed; `note` stands in the table where there is nothing to run."""
+    """A setting: its runs and errors, both by seed; `note` is shown in the table where nothing was run."""
 
     name: str
     results: Mapping[int, SeedResult] = field(default_factory=dict)
@@ -60,14 +60,14 @@ class Estimate:
 
 
 def accuracy(rights: Sequence[Sequence[bool]]) -> Estimate:
-    """Of the documents of all seeds, one sequence per seed; the interval is Wilson's."""
+    """Accuracy over the documents of all seeds, one sequence per seed; the interval is Wilson's."""
     shares = [sum(right) / len(right) for right in rights]
     successes, n = sum(map(sum, rights)), sum(map(len, rights))
     return Estimate(successes / n, *wilson_interval(successes, n), min(shares), max(shares))
 
 
 def change(variant: Variant, base: Variant, length: int) -> Estimate | None:
-    """Accuracy minus the base's on the same documents, over the seeds that both have; None where there is no such seed.
+    """Accuracy minus the base's on the same documents, over their common seeds; None if there is none.
 
     Raises:
         ValueError: variant and base read different numbers of documents.
@@ -154,5 +154,5 @@ def _steps(values: Sequence[int | None]) -> str:
 
 
 def _failures(variant: Variant) -> str:
-    # A bar would end the table's cell.
+    # A bar would end the cell.
     return "failed: " + "; ".join(f"seed {seed}: {error}" for seed, error in variant.errors.items()).replace("|", "/")

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from memrl.report.curves import main, plot_curves, read_curves, smooth
+from memrl.utils import pictures
 
 
 def write_run(folder, steps: int, validations=(), **extra):
@@ -29,16 +30,12 @@ def write_run(folder, steps: int, validations=(), **extra):
 
 
 def drawn(path, monkeypatch, arguments):
-    """The figure's axes with a title, as matplotlib was told them: {title: axes}."""
-    from matplotlib import pyplot as plt
-
-    figures = []
-    monkeypatch.setattr(plt, "close", figures.append)
+    """The panels of the figure that the command saves, by title."""
+    figures, save = [], pictures.save
+    monkeypatch.setattr(pictures, "save", lambda figure, path: (figures.append(figure), save(figure, path)))
     assert main([str(argument) for argument in arguments]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
     (figure,) = figures
-    monkeypatch.undo()
-    plt.close(figure)
     return {axes.get_title(loc="left"): axes for axes in figure.axes if axes.axison}
 
 
@@ -92,11 +89,11 @@ def test_runs_are_overlaid_and_labelled_by_folder(tmp_path, monkeypatch):
     assert [text.get_text() for text in legend.get_texts()] == ["one", "two"]
 
 
-def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path, monkeypatch):
-    folders = [write_run(tmp_path / parent / "run", 2) for parent in "ab"]
+def test_folders_of_one_name_are_labelled_by_their_paths(tmp_path, monkeypatch):
+    folders = [write_run(tmp_path / parent / "run", 2) for parent in ("a", r"$\frac{$")]
     panels = drawn(tmp_path / "x.png", monkeypatch, [*folders, "--out", tmp_path / "x.png"])
     (legend,) = panels["Reward"].figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [str(folder) for folder in folders]
+    assert [text.get_text() for text in legend.get_texts()] == [pictures.literal(str(folder)) for folder in folders]
 
 
 @pytest.mark.parametrize(

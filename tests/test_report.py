@@ -1,5 +1,7 @@
 """The report: rows read back, alignment of evidence, binning by depth, comparisons, and the folder that is written."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -8,17 +10,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memrl.evaluation.accuracy_plot import short_length
 from memrl.evaluation.statistics import score_interval
 from memrl.report import report_numbers as numbers
 from memrl.report.__main__ import main
 from memrl.report.depth_map import depth_map, tenths
-from memrl.report.report_pages import left_out, make_report
-from memrl.report.report_tables import MOST_FAILURES, failure_table, table
-from memrl.report.retention import Kept, evidence_chunk, held_shares, is_traced, kept, offsets, retention
+from memrl.report.rendering import escape_markdown
+from memrl.report.report_pages import MAX_FAILURES, as_json, make_report, markdown, write_report
+from memrl.report.retention import (
+    RetentionAtEnd,
+    evidence_chunk,
+    is_traced,
+    offsets,
+    retained_shares,
+    retention_at_end,
+    retention_curve,
+)
 from memrl.report.series import Series, read_series
 from memrl.scoring.scores import SCORES
+from memrl.utils.pictures import short_length
 
+PICTURES = [("accuracy.png", "Accuracy")]
 REPO = Path(__file__).resolve().parent.parent
 
 
@@ -118,7 +129,7 @@ def test_folders_of_one_model_with_other_tasks_are_one_series(tmp_path):
         (configured(memory={"chunk_tokens": 9}), {"length": 8}),
         (configured(memory={}, versions={"needle": "2"}), {"length": 8}),
         (configured(memory={}) | {"decoding": {"temperature": 1.0}}, {"length": 8}),
-        (configured(), {"length": 8}),  # nobody knows the method's settings
+        (configured(), {"length": 8}),  # the method's settings are unknown
         (configured(memory={}, versions={"needle": "1"}), {"length": 4}),  # the same cell
     ],
 )
@@ -132,10 +143,10 @@ def test_a_task_that_the_baseline_has_not_has_another_baseline_and_says_so(tmp_p
     a = write_folder(tmp_path / "a", [make_row(model="a")])
     b = write_folder(tmp_path / "b", [make_row(model="b"), make_row(model="b", task="vt")])
     c = write_folder(tmp_path / "c", [make_row(model="c", task="vt", score=0.0)])
-    assert main([*map(str, (a, b, c)), "--out", str(tmp_path / "out")]) == 0
-    text = (tmp_path / "out" / "report.md").read_text()
+    report = make_report(read_series([a, b, c]), "lenient", None, (), {})
+    text = markdown(report, PICTURES)
     assert "### needle against a\n" in text and "### vt against b\n\na has no readings of vt; b takes its place." in text
-    needle, vt = json.loads((tmp_path / "out" / "report.json").read_text())["tasks"]
+    needle, vt = as_json(report)["tasks"]
     assert (needle["baseline"], vt["baseline"], vt["differences"]["c"]["4"]["mean"]) == ("a", "b", -1.0)
 
 
@@ -169,13 +180,13 @@ def test_folders_without_rows_of_this_format_are_refused(tmp_path):
 
 
 def test_digits_become_shares_of_the_gold_answers():
-    assert list(held_shares(make_row(held="0999"))) == [0, 1, 1, 1]
+    assert list(retained_shares(make_row(held="0999"))) == [0, 1, 1, 1]
     for n in range(1, 10):
         digits = "".join(str(9 * k // n) for k in range(n + 1))
-        assert list(held_shares(make_row(held=digits, answers=["a"] * n))) == [k / n for k in range(n + 1)]
-    assert list(held_shares(make_row(held="", answers=["a"]))) == []
+        assert list(retained_shares(make_row(held=digits, answers=["a"] * n))) == [k / n for k in range(n + 1)]
+    assert list(retained_shares(make_row(held="", answers=["a"]))) == []
     with pytest.raises(ValueError, match="one digit per chunk"):
-        held_shares(make_row(held="09x"))
+        retained_shares(make_row(held="09x"))
 
 
 @pytest.mark.parametrize(
@@ -216,17 +227,17 @@ def test_readings_are_aligned_by_their_evidence():
         make_row(depths=[0.3], held="0990"),  # held 0, 1 chunks after, lost at 2
         make_row(depths=[0.55], held="0000"),  # never noted
         make_row(depths=[0.8], held="0009"),  # read in the last chunk
-        make_row(depths=[], held="9999"),  # nobody knows where
+        make_row(depths=[], held="9999"),  # at an unknown place
     ]
-    found = [(point.after, point.held, point.n) for point in retention(rows * 2)]
+    found = [(point.after, point.retained, point.n) for point in retention_curve(rows * 2)]
     assert found == [(0, 0.75, 8), (1, pytest.approx(2 / 3), 6)]  # beyond, fewer than MIN_READINGS go on
-    found = [(point.after, point.held, point.n) for point in retention(rows * 3)]
+    found = [(point.after, point.retained, point.n) for point in retention_curve(rows * 3)]
     assert found == [(0, 0.75, 12), (1, pytest.approx(2 / 3), 9), (2, 0.5, 6)]
 
 
 def test_several_gold_answers_are_held_in_parts():
     row = make_row(answers=list("abcd"), held="2244", depths=[0.0, 0.3, 0.5, 0.6])
-    assert [(point.after, point.held) for point in retention([row])] == [(0, 0.5), (1, 0.5)]
+    assert [(point.after, point.retained) for point in retention_curve([row])] == [(0, 0.5), (1, 0.5)]
 
 
 def test_offsets_are_powers_of_two_and_their_middles():
@@ -235,18 +246,18 @@ def test_offsets_are_powers_of_two_and_their_middles():
     assert offsets(4095)[-2:] == [2048, 3072] and len(offsets(4095)) == 24
 
 
-def test_never_noted_and_forgotten_are_told_apart():
+def test_never_written_and_lost_are_counted_apart():
     rows = [make_row(held=held) for held in ("0999", "0990", "0000", "9000", "0009")]
-    found = kept([*rows, make_row(held="", error="RuntimeError: x")])
+    found = retention_at_end([*rows, make_row(held="", error="RuntimeError: x")])
     assert (found.ever, found.last, found.n) == (pytest.approx(4 / 6), pytest.approx(2 / 6), 6)
-    assert kept([make_row(held="")]) is None
+    assert retention_at_end([make_row(held="")]) is None
 
 
 @pytest.mark.parametrize(
     "changes, expected",
     [
         ({}, True),
-        ({"held": ""}, False),  # chunks were read, and nobody looked
+        ({"held": ""}, False),  # chunks were read without a record
         ({"held": "", "chunks": 0, "error": "RuntimeError: x"}, True),  # failed before its first chunk
         ({"answers": ["Yes."], "held": "0000"}, False),
         ({"answers": ["no", "Oslo"]}, True),
@@ -262,9 +273,9 @@ def test_questions_of_yes_and_no_are_left_out_of_retention_and_counted(tmp_path)
     series = read_series([write_folder(tmp_path / "a", rows)])
     (task,) = make_report(series, "strict", None, (), {}).tasks
     label = series[0].label
-    assert task.ends[label][4] == Kept(1.0, 1.0, 1) and [point.n for point in task.curves[label][4]] == [1, 1, 1]
+    assert task.at_end[label][4] == RetentionAtEnd(1.0, 1.0, 1) and [point.n for point in task.curves[label][4]] == [1, 1, 1]
     assert task.answered[label] == {4: 1.0} and task.untraced == {label: 2}
-    assert left_out(task).startswith("left out: 2 of 3 readings")
+    assert task.left_out().startswith("left out: 2 of 3 readings")
 
 
 # --- depth --------------------------------------------------------------------------------------------------
@@ -366,13 +377,24 @@ def test_lengths_are_short_where_that_is_exact():
     assert [short_length(length) for length in given] == "1 512 1K 1536 2K 4K 96K 25600 1M 1048577 3M".split()
 
 
-def test_a_reason_with_a_bar_or_a_line_end_stays_in_its_cell():
-    assert table(["a"], [["x | y\nz"]]).splitlines()[-1] == "| x \\| y z |"
+@pytest.mark.parametrize(
+    "text, escaped",
+    [
+        ("x | y\nz", r"x \| y z"),
+        ("<img src=x> & <b>", "&lt;img src=x&gt; &amp; &lt;b&gt;"),
+        ("[a](b) `c` *d* ~e~", r"\[a\](b) \`c\` \*d\* \~e\~"),
+        ("my_model __init__ _x_", r"my_model \_\_init\_\_ \_x\_"),
+        (r"\frac{1}{2}", r"\\frac{1}{2}"),
+    ],
+)
+def test_text_is_shown_unchanged_by_markdown_and_stays_in_its_cell(text, escaped):
+    assert escape_markdown(text) == escaped
 
 
 def test_a_long_list_of_failures_is_cut_and_says_so():
-    failures = [{"task": "t", "length": 1, "reason": f"r{k}", "count": 1, "first": "x"} for k in range(MOST_FAILURES + 3)]
-    assert "and 3 more kinds" in failure_table(failures) and "r22" not in failure_table(failures)
+    rows = [make_row(index=k, score=0.0, error=f"r{k}") for k in range(MAX_FAILURES + 3)]
+    text = markdown(make_report([series_of(rows)], "strict", None, (), {}), PICTURES)
+    assert "and 3 more kinds" in text and "| r19 |" in text and "| r20 |" not in text
 
 
 # --- the command --------------------------------------------------------------------------------------------
@@ -394,13 +416,21 @@ def folders(tmp_path_factory):
     return write_folder(root / "a", base), write_folder(root / "b", other, config={"tasks": {"needle": "2"}})
 
 
-def test_the_command_writes_tables_pictures_and_numbers(folders, tmp_path, capsys):
-    assert main([*map(str, folders), "--out", str(tmp_path / "out"), "--score", "strict"]) == 0
-    out = tmp_path / "out"
+@pytest.fixture(scope="module")
+def written(folders, tmp_path_factory):
+    """The folder of a report of both results folders, and what the command printed."""
+    out, printed = tmp_path_factory.mktemp("report") / "out", io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main([*map(str, folders), "--out", str(out), "--score", "strict"]) == 0
+    return out, printed.getvalue()
+
+
+def test_the_command_writes_tables_pictures_and_numbers(written):
+    out, printed = written
     names = sorted(path.name for path in out.iterdir())
     pictures = "accuracy_by_length.png depth_needle.png retention_my_file.v2.png retention_needle.png"
     assert names == sorted(["report.json", "report.md", *pictures.split()])
-    assert sorted(Path(line).name for line in capsys.readouterr().out.split("\n") if line) == names
+    assert sorted(Path(line).name for line in printed.splitlines()) == names
     text = (out / "report.md").read_text()
     assert all(f"]({name})" in text for name in pictures.split())
     assert "**100.0** [61.0, 100.0] n 6 |" in text and "**0.0** [0.0, 79.3] n 1, 1 failed" in text
@@ -416,12 +446,20 @@ def test_the_command_writes_tables_pictures_and_numbers(folders, tmp_path, capsy
     assert needle["differences"]["model one_shot"]["16"]["mean"] == -0.5
 
 
-def test_the_same_rows_give_the_same_bytes(folders, tmp_path):
-    for name in "xy":
-        assert main([str(folders[0]), "--out", str(tmp_path / name)]) == 0
-    assert {path.name for path in (tmp_path / "x").iterdir()} == {path.name for path in (tmp_path / "y").iterdir()}
-    for path in (tmp_path / "x").iterdir():
-        assert path.read_bytes() == (tmp_path / "y" / path.name).read_bytes(), path.name
+def test_the_same_rows_give_the_same_bytes(folders, written, tmp_path):
+    out, _ = written
+    assert main([*map(str, folders), "--out", str(tmp_path / "again"), "--score", "strict"]) == 0
+    assert {path.name for path in out.iterdir()} == {path.name for path in (tmp_path / "again").iterdir()}
+    for path in out.iterdir():
+        assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
+
+
+def test_formulas_and_tags_in_names_are_shown_as_they_are(tmp_path):
+    rows = [make_row(index=index, error=f"<script>{index}") for index in range(2)]
+    hostile = series_of(rows, r"$\frac{$ <img src=x> | **b**"), series_of([make_row(task="$x_$", length="$z^$")], "$y^$")
+    assert len(write_report(make_report(hostile, "strict", None, (), {}), tmp_path)) == 7
+    text = (tmp_path / "report.md").read_text()
+    assert "<img" not in text and "<script" not in text and r"\$\\frac{\$ &lt;img src=x&gt; \| \*\*b\*\*" in text
 
 
 @pytest.mark.parametrize(
@@ -454,4 +492,4 @@ def test_help_is_quick_and_names_the_scores():
         check=True,
     )
     assert "{strict,lenient,exact,f1,ruler}" in done.stdout and "95% intervals" in " ".join(done.stdout.split())
-    assert "matplotlib" not in done.stderr
+    assert "matplotlib" not in done.stderr and "jinja2" not in done.stderr

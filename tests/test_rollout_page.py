@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 import pytest
 
 from memrl.reading.reader import Reading, Step
-from memrl.report.html import highlighted
-from memrl.report.rollout_page import verdict
+from memrl.report.rendering import highlighted
+from memrl.report.rollout_page import describe_outcome
 from memrl.report.trace_command import main, write_rollouts, write_trace
 from memrl.scoring.evidence import Found, find_answers
 from memrl.types import Sample
@@ -86,19 +86,19 @@ def boxes(html: str) -> list[str]:
     return re.findall(r'<a class="box ?([a-z ]*)" href="[^"]*" title="[^"]*">(.*?)</a>', strip)
 
 
-def test_strip_shows_where_the_answer_stood_came_in_and_was_lost(tmp_path):
+def test_strip_shows_where_the_answer_was_read_written_and_lost(tmp_path):
     html = page_of(tmp_path, rollout())
     assert boxes(html) == [("", "&nbsp;"), ("evidence held", "+"), ("held", "+"), ("lost", "x")]
     text = Page(html).text
-    assert "Answered wrong: the memory held the answer and lost it at chunk 4." in text
-    for words in ("the answer stands in this chunk", "the answer came in here", "the memory still holds it", "lost here"):
+    assert "Answered wrong: the memory contained the answer and lost it at chunk 4." in text
+    for words in ("the answer is in this chunk", "written to the memory here", "still in the memory", "lost here"):
         assert words in text
 
 
 def test_prompt_is_folded_up_with_the_answer_marked_in_it(tmp_path):
     html = page_of(tmp_path, rollout())
     assert "Q: what? M: none S: it was a <mark>red fox</mark> !" in html
-    assert "M: red fox S: the moon" in html, "what stands in the memory is no evidence"
+    assert "M: red fox S: the moon" in html, "the answer in the memory is not evidence"
     assert html.count('<summary class="soft">prompt, 1,234 tokens') == 5
 
 
@@ -109,7 +109,7 @@ def test_facts_of_a_trajectory_are_shown(tmp_path):
         "step 1, sample doc-1, group 3; reward 0; advantage -0.5; overlong penalty -0.25; strict 0; lenient 0",
         "rewards of the group: 1 0",
         "Gold answer: Red Fox",
-        "The reward could not be worked out: took longer than 30 s",
+        "The reward could not be computed: took longer than 30 s",
         "cut off by the token cap",
         r"\boxed{a hen}",
     ):
@@ -168,16 +168,16 @@ def test_page_shows_the_last_trajectories_or_those_of_a_step(tmp_path):
     assert re.findall(r"sample (doc-\d+-\d)", page_of(tmp_path, *records, last=1)) == ["doc-20-1"]
 
 
-def test_lines_with_the_least_that_they_must_have_are_shown(tmp_path):
+def test_lines_with_only_the_required_fields_are_shown(tmp_path):
     turns = [{"kind": "memory", "response": "x"}, {"kind": "answer", "response": "y"}]
     text = Page(page_of(tmp_path, {"step": 1, "question": "q", "turns": turns}, {"step": 1, "question": "", "turns": []})).text
     assert "No gold answer is known." in text and "advantage -" in text
 
 
-def test_yes_and_no_are_not_followed_through_the_text(tmp_path):
+def test_yes_and_no_are_not_traced(tmp_path):
     html = page_of(tmp_path, rollout(answers=["no"], memories=("no", "no", "no", "no")))
     assert boxes(html) == [("", "&nbsp;")] * 4
-    assert "the words of such an answer stand everywhere" in html
+    assert "the words of this answer are in any text" in html
 
 
 def found(*states: str) -> list[Found]:
@@ -192,16 +192,16 @@ def found(*states: str) -> list[Found]:
     ("states", "response", "words"),
     [
         (["", "eh", "h"], r"\boxed{red fox}", "answered right"),
-        (["", "eh", ""], r"\boxed{red fox}", "answered right, though the last memory does not hold the answer"),
-        (["eh", "h"], r"\boxed{hen}", "answered wrong, though the last memory holds the answer"),
-        (["eh", "", "h", ""], "hen", "answered wrong: the memory held the answer and lost it at chunk 4"),
-        (["e", "", "e"], "hen", "answered wrong: the answer stood in chunk 1, 3 and was never noted"),
-        (["", ""], "hen", "answered wrong: no chunk holds the gold answer word for word"),
+        (["", "eh", ""], r"\boxed{red fox}", "answered right, though the last memory does not contain the answer"),
+        (["eh", "h"], r"\boxed{hen}", "answered wrong, though the last memory contains the answer"),
+        (["eh", "", "h", ""], "hen", "answered wrong: the memory contained the answer and lost it at chunk 4"),
+        (["e", "", "e"], "hen", "answered wrong: the answer is in chunk 1, 3 and was never written to the memory"),
+        (["", ""], "hen", "answered wrong: no chunk contains the gold answer word for word"),
         ([], "red fox", "answered right"),
     ],
 )
-def test_verdict_says_where_it_went_wrong(states, response, words):
-    assert verdict(found(*states), response, ["red fox"]) == words
+def test_outcome_names_the_chunk_where_the_answer_was_lost(states, response, words):
+    assert describe_outcome(found(*states), response, ["red fox"]) == words
 
 
 def test_command_writes_the_page_and_says_so(tmp_path, capsys):

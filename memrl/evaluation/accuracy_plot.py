@@ -1,15 +1,43 @@
-"""Accuracy by document length as a picture, and what all pictures of results have in common."""
+"""Draw accuracy by document length: one panel per task, one line with 95% intervals per series."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-# Okabe and Ito's colours, which people with any kind of colour vision tell apart; the markers differ as well.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C")
-MARKERS = "os^Dv*Ph"
-SOFT = "#666666"
+from memrl.evaluation.tasks import Length
+from memrl.utils import pictures
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MAX_BANDS = 3  # more bands on top of each other cannot be told apart; bars are drawn instead
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and its 95% interval, as shares of 1."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Accuracy on one task, by series label and length.
+
+    Attributes:
+        unit: what the lengths count.
+        trained_to: the longest document of training, marked where given.
+    """
+
+    title: str
+    unit: str
+    lines: Mapping[str, Mapping[Length, Estimate]]
+    trained_to: int | None = None
 
 
 def plot_accuracy(
@@ -21,98 +49,77 @@ def plot_accuracy(
     title: str = "Accuracy by document length",
     trained_to: int | None = None,
 ) -> None:
-    """Write a PNG: one line with its 95% band per series, over document lengths on a log2 axis.
+    """Write a PNG with one panel.
 
     Args:
-        series: entries of `summarize` by the name in the picture, e.g. {"before RL": ..., "after RL": ...}.
+        series: entries of `summarize` by label, the baseline first: {"before RL": ..., "after RL": ...}.
         score: "strict" or "lenient".
-        unit: what the lengths count.
-        trained_to: the longest document of training, marked where given.
+        unit, title, trained_to: see `Panel`.
 
     Raises:
-        ValueError: no entry has a length that is a number.
+        ValueError: no entry has a number as its length.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    lines = {name: [e for e in entries if isinstance(e["length"], int)] for name, entries in series.items()}
-    lines = {name: sorted(entries, key=lambda e: e["length"]) for name, entries in lines.items() if entries}
+    lines: dict[str, dict[Length, Estimate]] = {
+        label: {e["length"]: Estimate(e[score], *e[f"{score}_interval"]) for e in entries if isinstance(e["length"], int)}
+        for label, entries in series.items()
+    }
+    lines = {label: line for label, line in lines.items() if line}
     if not lines:
         raise ValueError("there is nothing to plot: no length is a number")
-    lengths = sorted({entry["length"] for entries in lines.values() for entry in entries})
-    figure, axes = plt.subplots(figsize=(7.5, 4.4), dpi=160, layout="constrained")
-    for number, (name, entries) in enumerate(lines.items()):
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        x = [entry["length"] for entry in entries]
-        low, high = zip(*(entry[f"{score}_interval"] for entry in entries), strict=True)
-        y = [100 * entry[score] for entry in entries]
-        band = ([100 * bound for bound in low], [100 * bound for bound in high])
-        axes.fill_between(x, *band, color=colour, alpha=0.15, linewidth=0)
-        style = {"color": colour, "marker": marker, "markersize": 5.5, "linewidth": 2}
-        axes.plot(x, y, label=name, clip_on=False, zorder=3, **style)
-    _finish(axes, lengths, score, unit, title, len(lines), trained_to)
-    figure.savefig(path)
-    plt.close(figure)
+    plot_panels(path, [Panel(title, unit, lines, trained_to)], list(lines), score)
 
 
-def _finish(axes, lengths: list[int], score: str, unit: str, title: str, num_lines: int, trained_to: int | None) -> None:
-    length_axis(axes, lengths)
-    percent_axis(axes)
-    axes.set_xlabel(f"document length ({unit}, log scale)")
-    axes.set_ylabel(f"answered right ({score})")
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=12)
-    if trained_to is not None:
-        axes.axvline(trained_to, color="#888888", linestyle=(0, (3, 3)), linewidth=1, zorder=1)
-        axes.annotate(
-            f"trained up to {short_length(trained_to)} {unit}",
-            (trained_to, 50),
-            xytext=(5, 0),
-            textcoords="offset points",
-            color="#666666",
-            fontsize=8.5,
-        )
-    if num_lines > 1:
-        axes.legend(frameon=False, loc="best", fontsize=9.5)
-    note = {"ha": "right", "fontsize": 7.5, "color": "#888888"}
-    axes.annotate("bands: 95% intervals", (1, -0.135), xycoords="axes fraction", **note)
+def plot_panels(path: str | Path, panels: Sequence[Panel], labels: Sequence[str], score: str) -> None:
+    """Write a PNG of several panels; `labels` are all series in the order of their colours."""
+    count = len(panels)
+    columns = count if count <= 3 else 2 if count == 4 else 3 if count <= 9 else 4
+    width, height = ((8.2, 4.4) if count == 1 else (4.6, 3.1)) if columns < 4 else (3.9, 2.7)
+    legend_rows = -(-len(labels) // 3)
+    size = (width * columns, height * -(-count // columns) + 0.3 + 0.22 * legend_rows)
+    figure, grid = pictures.make_panels(count, columns, size)
+    for number, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
+        _draw(axes, panel, labels, max_labels=14 if count == 1 else 7)
+        if number % columns == 0:
+            pictures.axis_labels(axes, y=f"answered right ({score})")
+    # A letter of the legend takes about a twelfth of an inch, its line and gaps two thirds.
+    fitting = int(size[0] / (max(map(len, labels)) / 12 + 0.66))
+    figure.legend(
+        [pictures.legend_line(**pictures.series_style(number)) for number in range(len(labels))],
+        [pictures.literal(label) for label in labels],
+        loc="outside upper left",
+        ncols=max(1, min(len(labels), 4, fitting)),
+        frameon=False,
+    )
+    pictures.note(figure, f"{'bands' if len(labels) <= _MAX_BANDS else 'bars'}: 95% intervals")
+    pictures.save(figure, path)
 
 
-def length_axis(axes, lengths: Sequence[int], most: int = 14) -> None:
-    """A log2 axis with about `most` of the lengths as its labels, none of which run into each other."""
-    lengths = sorted(set(lengths))
-    ratio = max(1.3, 0.999 * (lengths[-1] / lengths[0]) ** (1 / most))
-    labelled = [lengths[0]]
-    for length in lengths[1:]:
-        if length >= ratio * labelled[-1]:
-            labelled.append(length)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(labelled, [short_length(length) for length in labelled], minor=False)
-    axes.set_xticks([], minor=True)
-    if len(lengths) == 1:  # a log axis around one point would go by its own taste
-        axes.set_xlim(lengths[0] / 2, 2 * lengths[0])
-
-
-def percent_axis(axes) -> None:
-    """0 to 100 with light lines, and no frame but the one below."""
-    axes.set_ylim(0, 100)
-    axes.set_yticks(range(0, 101, 20), [f"{v}%" for v in range(0, 101, 20)])
-    axes.grid(axis="y", color="#e4e4e4", linewidth=0.8)
-    unframed(axes)
-
-
-def unframed(axes) -> None:
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, colors="#444444")
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color("#999999")
-
-
-def short_length(length: int) -> str:
-    """4096 as 4K, 1048576 as 1M: K and M are powers of 1024. What is short or round as it is stays: 512, 1536, 25600."""
-    for size, suffix in ((1024**2, "M"), (1024, "K")):
-        if length >= size and length % size == 0 and length % 100:
-            return f"{length // size}{suffix}"
-    return str(length)
+def _draw(axes: Axes, panel: Panel, labels: Sequence[str], max_labels: int) -> None:
+    numeric = sorted({length for line in panel.lines.values() for length in line if isinstance(length, int)})
+    use_bands = len(labels) <= _MAX_BANDS
+    for number, label in enumerate(labels):
+        line, style, shift = panel.lines.get(label, {}), pictures.series_style(number), 1.0
+        if numeric:
+            points = [(length, line[length]) for length in numeric if length in line]
+            if not use_bands:  # bars of several series at one length must not hide each other
+                shift = 2 ** (0.05 * (number - (len(labels) - 1) / 2))
+        else:
+            points = [(number, estimate) for estimate in line.values()]
+        if not points:
+            continue
+        x = [shift * place for place, _ in points]
+        mean, low, high = ([100 * getattr(estimate, name) for _, estimate in points] for name in ("mean", "low", "high"))
+        draw_intervals = pictures.draw_band if numeric and use_bands and len(x) > 1 else pictures.draw_bars
+        draw_intervals(axes, x, low, high, style["color"])
+        axes.plot(x, mean, clip_on=False, zorder=3, **style)
+    pictures.percent_axis(axes)
+    pictures.panel_title(axes, panel.title)
+    if numeric:
+        pictures.length_axis(axes, numeric, panel.unit, max_labels)
+    else:
+        axes.set_xlim(-0.7, len(labels) - 0.3)
+        axes.set_xticks([])
+    if panel.trained_to is not None:
+        axes.axvline(panel.trained_to, color=pictures.SOFT, linestyle=(0, (3, 3)), linewidth=1, zorder=1)
+        text, place = f"trained up to {pictures.short_length(panel.trained_to)} {panel.unit}", (panel.trained_to, 50)
+        axes.annotate(text, place, xytext=(5, 0), textcoords="offset points", color=pictures.SOFT, fontsize=8.5)

@@ -1,4 +1,4 @@
-"""The table at the end of a miniature run: greedy accuracy by document length, before and after reinforcement learning."""
+"""Table and picture at the end of a miniature run: greedy accuracy by document length, before and after RL."""
 
 import json
 import os
@@ -17,24 +17,24 @@ from memrl.training.trainer import Trainer
 from memrl.utils.files import write_whole
 from memrl.utils.progress import Progress
 
-LONG = 64  # chunks; longer documents come in smaller numbers (report.samples_long)
-EVALUATION_SEED = 1_000_003  # documents of training and of the table never come from the same draw
+MAX_SHORT = 64  # chunks; of longer documents report.samples_long are read instead of report.samples
+EVALUATION_SEED = 1_000_003  # makes the documents differ from those of training
 
 
 def has_report(trainer: Trainer, name: str) -> bool:
-    """Whether `report_NAME.json` is there and was made with the present settings; the same on all ranks."""
+    """Whether `report_NAME.json` exists and was made with the present settings; equal on all ranks."""
     try:
         content = json.loads((trainer.run.path / f"report_{name}.json").read_text())
-        held = content["settings"] == asdict(trainer.config.report)
+        is_current = content["settings"] == asdict(trainer.config.report)
     except (OSError, ValueError, KeyError):
-        held = False
-    return distributed.from_rank_0(held)
+        is_current = False
+    return distributed.from_rank_0(is_current)
 
 
 def evaluate_policy(trainer: Trainer, name: str, model: Transformer) -> None:
-    """Let `model` read the report's documents and write `report_NAME.json`. Collective over ranks.
+    """Evaluate `model` on the report's documents and write `report_NAME.json`. Collective over ranks.
 
-    The documents are the same for every name, so "before" and "after" are compared on equal terms.
+    The documents are the same for every name, so "before" and "after" can be compared.
     """
     path = trainer.run.path / f"report_{name}.json"
     options, agent = trainer.config.report, trainer.agent
@@ -43,14 +43,14 @@ def evaluate_policy(trainer: Trainer, name: str, model: Transformer) -> None:
     task = NeedleTask(trainer.tokenizer, agent)
     rank, world = distributed.rank(), distributed.world_size()
     parts = [
-        ([length for length in options.lengths if length > LONG], options.samples_long),
-        ([length for length in options.lengths if length <= LONG], options.samples),
+        ([length for length in options.lengths if length > MAX_SHORT], options.samples_long),
+        ([length for length in options.lengths if length <= MAX_SHORT], options.samples),
     ]
     total = sum(length * count for lengths, count in parts for length in lengths) // world
     rows = []
     with (
-        open(os.devnull, "w") as nowhere,
-        Progress(f"accuracy {name} RL", total, "chunks", stream=None if rank == 0 else nowhere) as progress,
+        open(os.devnull, "w") as silent,
+        Progress(f"accuracy {name} RL", total, "chunks", stream=None if rank == 0 else silent) as progress,
     ):
         for lengths, count in parts:
             seed = EVALUATION_SEED + trainer.config.seed
@@ -67,7 +67,7 @@ def write_report(folder: Path, trained_to: int) -> None:
     write_whole(folder / "report.json", json.dumps({"before": before, "after": after}, indent=2) + "\n")
     plot_accuracy(
         folder / "report.png",
-        {"after RL": after, "before RL": before},
+        {"before RL": before, "after RL": after},
         title="A memory agent before and after reinforcement learning",
         trained_to=trained_to,
     )
