@@ -16,7 +16,7 @@ LEAST_SHARE = 256  # minimum tokens of a row per program
 
 
 class TritonAttention(TableAttention):
-    """For fp32, fp16 and bf16 on NVIDIA GPUs, or on a CPU where TRITON_INTERPRET=1 (a thousand times slower: for tests).
+    """For fp32, fp16 and bf16 on NVIDIA GPUs, or on a CPU with TRITON_INTERPRET=1 (a thousand times slower: for tests).
 
     The kernels have no backward pass: when a gradient is needed, `packed` uses PyTorch's fused attention.
 

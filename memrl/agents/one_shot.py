@@ -86,7 +86,7 @@ def room_for_document(llm: Session, question: list[int], agent: AgentConfig, win
 
 
 def no_room(window: int, what: str) -> str:
-    return f"beside question and answer the window of {window} tokens has no room for {what}; lower agent.answer_tokens"
+    return f"besides question and answer, the window of {window} tokens has no room for {what}; lower agent.answer_tokens"
 
 
 async def answer_at_once(
