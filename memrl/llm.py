@@ -58,7 +58,11 @@ class LLM(Protocol):
     def tokenizer(self) -> TextTokenizer: ...
 
     def session(self, *identity: int, on_turn: Callable[[Turn], None] | None = None) -> Session:
-        """A session for one trajectory. Its seeds depend on `identity` alone, for example (seed, step, group, rollout)."""
+        """A session for one trajectory. Its seeds depend on `identity` alone, for example (seed, step, group, rollout).
+
+        Args:
+            on_turn: called with every complete turn.
+        """
         ...
 
     def run(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int | None = None) -> list[T]:
@@ -102,11 +106,9 @@ class LocalLLM:
 
     @property
     def concurrency(self) -> int:
-        """Number of agents to run at a time; more would only wait."""
         return self.sampler.max_rows
 
     def session(self, *identity: int, on_turn: Callable[[Turn], None] | None = None) -> "LocalSession":
-        """A session for one trajectory. Its seeds depend on `identity` alone, for example (seed, step, group, rollout)."""
         return LocalSession(self, identity, on_turn)
 
     def run(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int | None = None) -> list[T]:

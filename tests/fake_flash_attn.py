@@ -1,4 +1,4 @@
-"""A stand-in for flash-attn 2 where there is no GPU: its signatures, its demands and its layouts, with eager attention inside.
+"""A stand-in for flash-attn 2 without a GPU: its signatures, its requirements and its layouts, implemented with eager attention.
 
 The signatures and layouts are those of flash_attn_interface.py, the demands those of flash_api.cpp, both of release 2.8.3; but
 any dtype and page size will do, so that the tests can be exact and small.

@@ -1,4 +1,4 @@
-"""transformers' model of a memrl model: the same weights, for comparing outputs."""
+"""Build transformers' model with the weights of a memrl model, to compare their outputs."""
 
 import torch
 

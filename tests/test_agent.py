@@ -33,7 +33,7 @@ def tokenizer():
 
 
 class ScriptedSampler:
-    """Answers every request with what `respond(request)` says; the latest request first, one at each step."""
+    """Answers every request with the result of `respond(request)`; the latest request first, one per step."""
 
     max_rows = 4
 
@@ -345,12 +345,12 @@ def test_on_turn_hears_of_a_turn_before_the_next_one_is_asked_for(tokenizer):
     log = []
 
     def respond(request):
-        log.append("asked")
+        log.append("request")
         return tokenizer.encode("m")
 
     _, _, read = scripted(tokenizer, respond)
     read(Sample("s", "q", DOCUMENT[:20]), on_turn=lambda turn: log.append(turn.kind))
-    assert log == ["asked", "memory", "asked", "memory", "asked", "answer"]
+    assert log == ["request", "memory", "request", "memory", "request", "answer"]
 
 
 class Boom(Exception):

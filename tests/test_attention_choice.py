@@ -1,4 +1,4 @@
-"""Which attention backend is picked, what is said about it, and what each asks of the cache."""
+"""The choice of the attention backend, the reason given for it, and the backends' page sizes."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Models spread over devices: the same logits as in one piece, whatever lies where."""
+"""Models spread over devices: the same logits as on one device, for every placement."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Qwen3, Llama and Mistral beside Qwen2: logits, gradients and folders against transformers, family by family."""
+"""Qwen2, Qwen3, Llama and Mistral: logits, gradients and folders against transformers, family by family."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show: run with `python -m pytest -m gpu` on a machine that has one."""
+"""Tests that need a GPU: run with `python -m pytest -m gpu` on a machine that has one."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Norm, activation and rotation against a formula written out naively in fp64: values, gradients, bf16, awkward shapes."""
+"""Norm, activation and rotation against a naive fp64 implementation: values, gradients, bf16, unusual shapes."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Model folders in: both config dialects, every layout of weights that is accepted, and every refusal."""
+"""Loading model folders: both config dialects, every accepted layout of weights, and every error."""
 
 import io
 import itertools

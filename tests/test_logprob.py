@@ -1,4 +1,4 @@
-"""token_logprobs against the formula written out naively in fp64: values, both gradients, any cut into tiles, bf16, extremes."""
+"""token_logprobs against a naive fp64 implementation: values, both gradients, any tiling, bf16, extreme values."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters: their mathematics, their names, peft as the yardstick, and a step under ZeRO-3 on two ranks."""
+"""Low-rank adapters: their formula, their names, agreement with peft, and a step under ZeRO-3 on two ranks."""
 
 import copy
 import json

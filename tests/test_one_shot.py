@@ -1,4 +1,4 @@
-"""The one-shot reader: what of the document is in sight, and that the window holds."""
+"""The one-shot agent: which part of the document is shown, and that the window is never exceeded."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ WORDS = len(TOKENIZER.encode_template(in_chat("D=;Q=;")))
 
 
 def ask(document, question="why?", window=1000, agent=AGENT, respond=None, system=None):
-    """The trajectory, and the sampler that it was asked of."""
+    """The trajectory, and the sampler that received its request."""
     sampler = ScriptedSampler(respond or saying(TOKENIZER, "42"))
     llm = LocalLLM(sampler, TOKENIZER, Decoding(), system)
     return llm.run([one_shot_agent(llm.session(0), Sample("s", question, document), OneShotConfig(agent, window))])[0], sampler

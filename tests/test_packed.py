@@ -1,4 +1,4 @@
-"""Packed weights: the same bits, the same tokens."""
+"""Packed weights give bitwise the same logits, and the same tokens."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The two prompt orders that come with memrl, read by several questions at once: what is shared, and what must not change."""
+"""Both prompt orders of memrl, with several questions at once: what is computed once, and that results do not change."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Prompt files, and prompts strung together from token ids."""
+"""Prompt files, and prompts concatenated from token ids."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The retrieval reader: BM25 by hand, needles found wherever they lie, the budget, the order, and who waits for whom."""
+"""The retrieval agent: BM25 against its formula, needles at every depth, the token budget, the order of passages and of work."""
 
 import asyncio
 import itertools
@@ -264,7 +264,7 @@ def test_one_document_is_ranked_at_a_time_and_the_others_go_on_meanwhile(tokeniz
 
     class Sampling(ScriptedSampler):
         def submit(self, request):
-            events.append("asked")
+            events.append("request")
             super().submit(request)
 
     llm = LocalLLM(Sampling(lambda request: tokenizer.encode("yes")), tokenizer, Decoding())
@@ -285,8 +285,8 @@ def test_one_document_is_ranked_at_a_time_and_the_others_go_on_meanwhile(tokeniz
     for _ in range(2):  # every run has an event loop of its own
         events.clear()
         assert asyncio.run(drive()) == ["yes"] * 3
-        assert [event for event in events if event != "step"] == ["document", "asked"] * 3
-        for place in (place for place, event in enumerate(events) if event == "asked"):
+        assert [event for event in events if event != "step"] == ["document", "request"] * 3
+        for place in (place for place, event in enumerate(events) if event == "request"):
             assert events[place - 3 : place] == ["step"] * 3  # 600 passages, 256 at a time
 
 
@@ -301,7 +301,7 @@ def test_a_reading_that_fails_does_not_stop_the_others(tokenizer):
         except ValueError as error:
             return str(error)[:12]
 
-    assert llm.run([guarded(n, window) for n, window in enumerate((90, 15, 90))]) == ["yes", "beside quest", "yes"]
+    assert llm.run([guarded(n, window) for n, window in enumerate((90, 15, 90))]) == ["yes", "besides ques", "yes"]
 
 
 def test_a_tiny_model_answers_from_the_passages(tokenizer, tiny_config, randomize):

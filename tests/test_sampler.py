@@ -1,4 +1,4 @@
-"""The sampler against a loop without a cache: whatever is shared, cut into chunks, batched or backed by another kernel."""
+"""The sampler against a loop without a cache: shared prefixes, chunked prompts, batches, attention backends, interruptions."""
 
 import math
 from dataclasses import replace
@@ -280,7 +280,7 @@ def test_sharing_changes_no_log_probability(tiny_model, always_in_runs, page_siz
 
 
 def count_tokens(sampler):
-    """How many tokens the model is asked to compute; grows while the sampler works."""
+    """Counts the tokens that the model computes while the sampler works."""
     seen = []
     inner = sampler.model.forward
 
@@ -359,7 +359,7 @@ def test_bytes_per_token_is_what_the_cache_takes(tiny_model):
     sampler = bounded_sampler(tiny_model, 64)
     sampler.generate([[1, 2]], GREEDY)
     total = sum(tensor.numel() * tensor.element_size() for tensor in (*sampler.cache.k, *sampler.cache.v))
-    assert total == (64 + 4) * KVCache.bytes_per_token(tiny_model.config, tiny_model.dtype)  # and one page that is nobody's
+    assert total == (64 + 4) * KVCache.bytes_per_token(tiny_model.config, tiny_model.dtype)  # and the scratch page
 
 
 def test_requests_wait_for_room_in_the_cache(tiny_model):

@@ -112,7 +112,7 @@ def test_samples_follow_the_softmax_at_a_temperature(temperature):
 
 
 def test_samples_follow_the_softmax_over_several_blocks():
-    # Three blocks; the tokens of each are told apart only within it, so counts of both must be right.
+    # Three blocks; a token's block and its place within the block are found separately, so counts of both must be right.
     logits = torch.full((3 * BLOCK - 5,), -torch.inf)
     places = torch.tensor([0, 5, BLOCK - 1, BLOCK, BLOCK + 7, 2 * BLOCK - 1, 2 * BLOCK, 3 * BLOCK - 6])
     logits[places] = random_logits(len(places), seed=1)

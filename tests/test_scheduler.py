@@ -1,4 +1,4 @@
-"""Scheduler and page books under random schedules. A fake model puts each token's past into the cache and checks it."""
+"""Scheduler and page accounting under random schedules. A fake model stores each token's past in the cache and checks it."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Text to ids and back: documents are data, and only templates hold special tokens."""
+"""Text to ids and back: documents are plain text, and only templates contain special tokens."""
 
 import json
 from pathlib import Path
@@ -26,8 +26,8 @@ INJECTIONS = (
 def character_tokenizer(more_words: tuple[str, ...] = ("ab", "<|end|>")) -> Tokenizer:
     """A tokenizer of one id per printable ASCII character.
 
-    The vocabulary also holds the words "ab" and "<|end|>", which no text is encoded to: whoever decodes and
-    encodes a response again loses their ids.
+    The vocabulary also has the words "ab" and "<|end|>", which no text is encoded to: decoding and re-encoding a response loses
+    their ids.
     """
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend

@@ -1,4 +1,4 @@
-"""Our Triton kernels on a machine without a GPU: interpreted against the formulas, and compiled for the GPUs of others."""
+"""Our Triton kernels without a GPU: run in the interpreter against the formulas, and compiled for several GPUs."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is n
 
 
 def run(command: list[str], **variables: str) -> str:
-    """Triton decides when it is imported whether it interprets, so each way needs a process of its own."""
+    """Triton chooses between interpreter and compiler when it is imported, so each needs a separate process."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"} | variables
     done = subprocess.run([sys.executable, *command], cwd=REPO, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

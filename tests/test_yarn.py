@@ -1,4 +1,4 @@
-"""YaRN by flag: the model of a checkpoint whose config.json was edited by hand, without the editing."""
+"""YaRN by flag gives the same model as a config.json edited by hand."""
 
 import importlib
 import json
@@ -60,7 +60,7 @@ DIALECTS = {
         {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 2e4}},
         {"rope_parameters": HAND | {"rope_theta": 2e4}},
     ),
-    "a default kind in so many words": ({"rope_scaling": {"type": "default"}}, {"rope_scaling": HAND}),
+    "an explicit default kind": ({"rope_scaling": {"type": "default"}}, {"rope_scaling": HAND}),
 }
 
 

@@ -16,7 +16,7 @@ LEAST_SHARE = 256  # minimum tokens of a row per program
 
 
 class TritonAttention(TableAttention):
-    """For fp32, fp16 and bf16 on NVIDIA GPUs, or on a CPU where TRITON_INTERPRET=1 (a thousand times slower: for tests).
+    """For fp32, fp16 and bf16 on NVIDIA GPUs, or on a CPU with TRITON_INTERPRET=1 (a thousand times slower: for tests).
 
     The kernels have no backward pass: when a gradient is needed, `packed` uses PyTorch's fused attention.
 
@@ -52,7 +52,7 @@ class TritonAttention(TableAttention):
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty(num_queries, num_heads, dtype=torch.float32, device=q.device)
         rows = min(_block(q), _tile(longest * group))
-        with torch.cuda.device_of(q):  # Triton launches on the current device, wherever the tensors are
+        with torch.cuda.device_of(q):  # Triton launches on the current device, not on the tensors' device
             self._kernels.attend_sequences[(-(-longest * group // rows), num_kv_heads, num_sequences)](
                 *(q, k, v, out, lse, plan.starts if plan else q, num_queries, len(k), head_size**-0.5),
                 *(q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1)),
@@ -78,7 +78,7 @@ class TritonAttention(TableAttention):
         splits = max(1, min(PROGRAMS // (num_rows * num_kv_heads), most_tokens // LEAST_SHARE))
         outs = torch.empty(num_rows, splits, num_heads, head_size, dtype=torch.float32, device=q.device)
         lses = torch.empty(num_rows, splits, num_heads, dtype=torch.float32, device=q.device)
-        with torch.cuda.device_of(q):  # Triton launches on the current device, wherever the tensors are
+        with torch.cuda.device_of(q):  # Triton launches on the current device, not on the tensors' device
             self._kernels.attend_pages[(num_rows, num_kv_heads, splits)](
                 *(q, k_pages, v_pages, outs, lses, plan.pages, plan.lengths, plan.pages.shape[1], head_size**-0.5),
                 *(q.stride(0), q.stride(1), *k_pages.stride()[:3]),

@@ -38,23 +38,12 @@ def longest_turn(
     return question + memory + max(update + section + agent.memory_tokens, answer + agent.answer_tokens)
 
 
-def check_cache(
-    sampler: Sampler,
-    tokenizer: Tokenizer,
-    agent: AgentConfig,
-    *,
-    document_tokens: int | None = None,
-    question_tokens: int | None = None,
-) -> None:
-    """Check that the longest turn fits into the key/value cache; arguments as in `longest_turn`.
+def check_cache(sampler: Sampler, tokenizer: Tokenizer, agent: AgentConfig, **longest: int | None) -> None:
+    """Check that the longest turn fits into the key/value cache, before single documents fail, perhaps after hours.
 
-    Checked before the run, because otherwise single documents would fail, perhaps after hours.
-
-    Raises:
-        ValueError: it does not fit; names both sizes and the settings to change.
+    Arguments as in `longest_turn`; raises as `check_turn`.
     """
-    longest = longest_turn(tokenizer, agent, document_tokens=document_tokens, question_tokens=question_tokens)
-    check_turn(sampler, longest, "agent.chunk_tokens or agent.memory_tokens")
+    check_turn(sampler, longest_turn(tokenizer, agent, **longest), "agent.chunk_tokens or agent.memory_tokens")
 
 
 def check_turn(sampler: Sampler, tokens: int, lower: str) -> None:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OneShotConfig:
-    """
+    """Settings of the one-shot agent.
+
     Attributes:
         agent: prompts and limits of answer and question; the other limits are not used.
         window: most tokens of prompt and answer together.
@@ -86,7 +87,8 @@ def room_for_document(llm: Session, question: list[int], agent: AgentConfig, win
 
 
 def no_room(window: int, what: str) -> str:
-    return f"beside question and answer the window of {window} tokens has no room for {what}; lower agent.answer_tokens"
+    """The message of the error that `what` does not fit into the window."""
+    return f"besides question and answer, the window of {window} tokens has no room for {what}; lower agent.answer_tokens"
 
 
 async def answer_at_once(

@@ -41,7 +41,8 @@ _locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDict
 
 @dataclass(frozen=True)
 class RetrievalConfig:
-    """
+    """Settings of the retrieval agent.
+
     Attributes:
         agent: prompts and limits of answer and question; the other limits are not used.
         tokens: most document tokens shown.

@@ -57,7 +57,11 @@ def load_dispatched(
     places = _checked_places(model, given)
     if device_map == "auto" and model.config.tie_word_embeddings:
         places[_OUTPUT_MODULE] = places[_EMBEDDING_MODULE]  # the same tensor
-    _check_tie(model, places)
+    if model.config.tie_word_embeddings and places[_EMBEDDING_MODULE] != places[_OUTPUT_MODULE]:
+        raise ValueError(
+            f"device_map puts {_OUTPUT_MODULE} and {_EMBEDDING_MODULE} on different devices, but this model ties them to one "
+            "tensor; give both the same place"
+        )
     fill_model(model, stored, lambda name: _place_of(name, places), progress)
     if len(set(places.values())) == 1 and "disk" not in places.values():
         return model
@@ -110,14 +114,6 @@ def _checked_places(model: Transformer, given: Mapping[str, Place]) -> dict[str,
     if missing := [unit for unit, place in units.items() if not place]:
         raise ValueError(f"device_map has no place for {first_few(missing)}; name every module, or use '' for all others")
     return units
-
-
-def _check_tie(model: Transformer, places: Mapping[str, str]) -> None:
-    if model.config.tie_word_embeddings and places[_EMBEDDING_MODULE] != places[_OUTPUT_MODULE]:
-        raise ValueError(
-            f"device_map puts {_OUTPUT_MODULE} and {_EMBEDDING_MODULE} on different devices, but this model ties them to one "
-            "tensor; give both the same place"
-        )
 
 
 def _place_of(name: str, places: Mapping[str, str]) -> str:

@@ -150,8 +150,14 @@ def save_adapter(model: nn.Module, folder: Path | None, gathered: Gather = _alre
                 for part in ("lora_A", "lora_B"):
                     value = getattr(layer, part).detach()
                     tensors[f"base_model.model.{name}.{part}.weight"] = value.to("cpu", copy=True).contiguous()
-    if folder is not None:
-        _write(folder, tensors, _peft_config(layers, base))
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    target, temporary = folder / "adapter_model.safetensors", folder / ".adapter_model.safetensors.new"
+    save_file(tensors, temporary, metadata={"format": "pt"})
+    sync_path(temporary)
+    os.replace(temporary, target)
+    write_whole(folder / "adapter_config.json", json.dumps(_peft_config(layers, base), indent=2) + "\n")
 
 
 def _adapted(model: nn.Module) -> list[tuple[str, LoraLinear]]:
@@ -173,12 +179,3 @@ def _peft_config(layers: list[tuple[str, LoraLinear]], base: str | None) -> dict
         "use_rslora": False,
         "inference_mode": True,
     }
-
-
-def _write(folder: Path, tensors: dict[str, Tensor], config: dict) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    target, temporary = folder / "adapter_model.safetensors", folder / ".adapter_model.safetensors.new"
-    save_file(tensors, temporary, metadata={"format": "pt"})
-    sync_path(temporary)
-    os.replace(temporary, target)
-    write_whole(folder / "adapter_config.json", json.dumps(config, indent=2) + "\n")

@@ -116,7 +116,7 @@ def _yarn_kept(rope: RopeConfig, head_size: int) -> Tensor:
 
 
 def _llama3_kept(rope: RopeConfig, frequencies: Tensor) -> Tensor:
-    """How much of its own frequency each pair keeps, linear in the turns it makes over the original length: fp32 [D/2]."""
+    """The weight of each pair's own frequency, linear in its rotations over the original length: fp32 [D/2]."""
     turns = rope.original_max_position_embeddings / (2 * math.pi / frequencies)
     return ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
 

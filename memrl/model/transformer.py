@@ -71,10 +71,6 @@ class TransformerConfig:
         return self.family == "qwen2" or self.attention_bias
 
     @property
-    def o_bias(self) -> bool:
-        return self.attention_bias
-
-    @property
     def qk_norm(self) -> bool:
         return self.family == "qwen3"
 
@@ -97,7 +93,7 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(config.hidden_size, q_size, bias=config.qkv_bias)
         self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=config.qkv_bias)
         self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=config.o_bias)
+        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=config.attention_bias)
         self.qk_norm = config.qk_norm
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_size, config.rms_norm_eps)

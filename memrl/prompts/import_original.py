@@ -124,7 +124,7 @@ def _one(pieces: list[Piece], role: str, path: Path) -> Piece:
     if not texts:
         raise ValueError(f"{path}: holds no text for the {WANTED[role]}")
     places = ", ".join(f"{piece.name} in line {piece.line}" for piece in sorted(texts.values(), key=lambda piece: piece.line))
-    raise ValueError(f"{path}: several texts could be {role!r}: {places}; give a copy of the file with one of them")
+    raise ValueError(f"{path}: several texts could be {role!r}: {places}; give a copy of the file that has only one")
 
 
 def _parse(path: Path) -> ast.Module:

@@ -1,4 +1,4 @@
-"""Run by tests/test_triton.py: compiles the attention kernels for a GPU that need not be there.
+"""Run by tests/test_triton.py: compiles the attention kernels for GPUs that this machine does not have.
 
     compile_triton.py
 
