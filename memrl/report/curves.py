@@ -18,7 +18,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from memrl.utils.command_line import fail, user_errors
-from memrl.utils.jsonlines import read_records
+from memrl.utils.journal import read_records
 
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

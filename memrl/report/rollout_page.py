@@ -7,7 +7,7 @@ from pathlib import Path
 from memrl.report.html import highlighted, memory_card, page
 from memrl.scoring.evidence import Found, is_traceable, trace_answers
 from memrl.scoring.rewards import verifier_scores
-from memrl.utils.jsonlines import read_records
+from memrl.utils.journal import read_records
 
 LAST = 20  # a long run has hundreds of trajectories, and a page of all of them would be read by nobody
 # What each line must have, and of which type; everything else may be missing.

@@ -15,7 +15,7 @@ from typing import Any
 from memrl.evaluation.results import CONFIG_FILE
 from memrl.evaluation.tasks import Length
 from memrl.scoring.scores import SCORES
-from memrl.utils.jsonlines import read_records
+from memrl.utils.journal import read_records
 
 _NEEDED = (
     *("model", "method", "task", "length", "index", "repeat", "id", "question", "answers", "answer", *SCORES),
