@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from memrl.data.corpora import read_questions, read_source
+from memrl.data.corpora import read_source
 from memrl.data.documents import LongDocuments, TokenCounter, heading
 from memrl.data.paragraphs import Paragraph, Pool, Question, sample_seed
 
@@ -331,7 +331,7 @@ def test_real_hotpotqa_positions_are_uniform(shared_data):
     path = shared_data / "hotpotqa" / "hotpot_dev_distractor.subset100.json.gz"
     if not path.is_file():
         pytest.skip(f"the public HotpotQA file {path.name} is not there")
-    questions = read_questions(path)
+    questions = read_source(path).questions
     maker = LongDocuments(Pool(paragraph for question in questions for paragraph in question.gold + question.near))
     samples = (maker.of_documents(question, 50, seed) for seed in range(20) for question in questions)
     assert position_statistic(samples, 50) < CRITICAL[49]
