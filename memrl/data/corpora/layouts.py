@@ -72,7 +72,7 @@ def _pairs(item: Item, field: str, column: str, allowed: str) -> list[Any]:
     match listed:
         case {"title": list(titles), **columns} if isinstance(values := columns.get(column), list) and len(titles) == len(values):
             return [list(pair) for pair in zip(titles, values, strict=True)]
-        case [_, *_]:
+        case list() if listed:
             return listed
     raise item.wrong(field, allowed)
 
