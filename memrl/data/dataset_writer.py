@@ -18,7 +18,7 @@ from typing import Any
 from memrl.data.custom import FIELDS, check_row
 from memrl.types import Sample
 from memrl.utils.files import sync_path, write_whole
-from memrl.utils.journal import Journal, encode_line
+from memrl.utils.journal import Journal, encode_line, first_difference
 from memrl.utils.progress import Progress
 
 SUFFIXES = (".jsonl", ".parquet")
@@ -181,20 +181,13 @@ def _check_made(path: Path, about: dict[str, Any]) -> None:
         problem = f"exists, and {_recipe_path(path).name} does not tell how it was made"
     else:
         if made != about:
-            problem = f"exists and was made with other settings ({_difference(made, about)})"
+            old, new = ({**recipe.get("recipe", {}), "samples": recipe.get("samples")} for recipe in (made, about))
+            difference = first_difference(old, new) or "in another order"
+            problem = f"exists and was made with other settings ({difference})"
         elif digest != _sha256(path):
             problem = "has changed since it was made"
     if problem is not None:
         raise ValueError(f"{path}: {problem}; delete it or choose another name")
-
-
-def _difference(made: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """The first setting that differs, for an error message."""
-    made, wanted = {**made.get("recipe", {}), "samples": made.get("samples")}, {**wanted["recipe"], "samples": wanted["samples"]}
-    for name in sorted(made.keys() | wanted.keys()):
-        if made.get(name) != wanted.get(name):
-            return f"{name} {json.dumps(made.get(name))[:60]} instead of {json.dumps(wanted.get(name))[:60]}"
-    return "in another order"
 
 
 def _sha256(path: Path) -> str:

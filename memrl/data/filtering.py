@@ -16,10 +16,11 @@ import json
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from memrl.scoring.scores import score_response
-from memrl.utils.journal import Journal
+from memrl.utils.journal import Journal, first_difference
 from memrl.utils.seeds import stable_id
 
 if TYPE_CHECKING:
@@ -99,16 +100,10 @@ class AnswersFile(Journal):
             self.append({"settings": settings})
             return
         records = self.read("delete it, or the file to start over", _check_line)
-        self._check_settings(next(records).get("settings", {}), settings)
+        if difference := first_difference(next(records).get("settings", {}), settings):
+            problem = f"was made with other settings ({difference})"
+            raise ValueError(f"{self.path}: {problem}; delete it, or choose another name for the output")
         self.lines = {line["id"]: line for line in records}
-
-    def _check_settings(self, old: dict[str, Any], new: dict[str, Any]) -> None:
-        for name in sorted(old.keys() | new.keys()):
-            if old.get(name) != new.get(name):
-                difference = f"{name} {json.dumps(old.get(name))[:60]} instead of {json.dumps(new.get(name))[:60]}"
-                raise ValueError(
-                    f"{self.path}: was made with other settings ({difference}); delete it, or choose another name for the output"
-                )
 
 
 def _check_line(line: dict[str, Any]) -> object:
@@ -229,7 +224,7 @@ def decide(ids: Iterable[str], answered: AnswersFile, rule: Rule, keep: int | No
 
 def first(samples: Samples, limit: int | None) -> Iterator[Sample]:
     """The first `limit` samples (None: all), read one at a time because documents may be long."""
-    return (samples[index] for index in range(len(samples) if limit is None else min(limit, len(samples))))
+    return islice(samples, limit)
 
 
 def _about(sample: Sample) -> dict[str, Any]:

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 class RulerHotpotQA(QuestionFile):
-    """
-    Attributes:
-        version: changes when the same arguments to `sample` give another sample.
-    """
+    """The task; `version` changes when the same arguments to `sample` give another sample."""
 
     def __init__(self, files: "RulerFiles"):
         super().__init__("ruler_hotpotqa", "hotpotqa", files)

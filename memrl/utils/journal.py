@@ -115,6 +115,14 @@ def encode_line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record).encode("ascii") + b"\n"
 
 
+def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The first setting of a file's header that differs from a command's, for an error message; "" if none does."""
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            return f"{name} {json.dumps(old.get(name))[:60]} instead of {json.dumps(new.get(name))[:60]}"
+    return ""
+
+
 def parse_line(line: bytes) -> dict[str, Any]:
     """The object of a line.
 

@@ -12,20 +12,9 @@ if TYPE_CHECKING:
     from memrl.tokenizer import Tokenizer
     from memrl.types import Sample
 
-TASKS = (
-    "niah_single_1",
-    "niah_single_2",
-    "niah_single_3",
-    "niah_multikey_1",
-    "niah_multikey_2",
-    "niah_multikey_3",
-    "niah_multivalue",
-    "niah_multiquery",
-    "vt",
-    "cwe",
-    "fwe",
-    "qa_1",
-    "qa_2",
+TASKS = tuple(
+    "niah_single_1 niah_single_2 niah_single_3 niah_multikey_1 niah_multikey_2 niah_multikey_3 niah_multivalue niah_multiquery "
+    "vt cwe fwe qa_1 qa_2".split()
 )
 
 

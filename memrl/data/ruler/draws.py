@@ -23,16 +23,11 @@ def shuffle(rng: random.Random, items: MutableSequence) -> None:
     items[:] = [items[index] for index in draw(rng, len(items), len(items))]
 
 
-def letters(rng: random.Random, count: int) -> str:
-    """A string of `count` random capitals."""
-    return "".join(_CAPITALS[below(rng, 26)] for _ in range(count))
-
-
 def distinct_letters(rng: random.Random, length: int, count: int) -> list[str]:
     """`count` different strings of `length` capitals; a smaller count gives the start of the list."""
     found: dict[str, None] = {}
     while len(found) < count:
-        found.setdefault(letters(rng, length))
+        found.setdefault("".join(_CAPITALS[below(rng, 26)] for _ in range(length)))
     return list(found)
 
 

@@ -55,11 +55,7 @@ class QuestionFile:
 
 
 class QaGenerator(QuestionFile):
-    """
-    Attributes:
-        name: "qa_1" or "qa_2".
-        version: changes when the same arguments to `sample` give another sample.
-    """
+    """qa_1 or qa_2; a `memrl.data.ruler.RulerTask`."""
 
     def __init__(self, name: str, tokenizer: Tokenizer, files: "RulerFiles"):
         super().__init__(name, KINDS[name], files, tokenizer, titles=name == "qa_2")

@@ -41,14 +41,7 @@ class Plan:
 
 
 class SyntheticTask(ABC):
-    """A task whose samples are made from random words and numbers.
-
-    Attributes:
-        name: of the task, one of `memrl.data.ruler.TASKS`.
-        answer_tokens: the budget of the answer, which the length includes.
-        num_questions: None: unlimited.
-        version: changes when the same arguments to `sample` give another sample.
-    """
+    """A task whose samples are made from random words and numbers; a `memrl.data.ruler.RulerTask`."""
 
     num_questions: int | None = None
 
