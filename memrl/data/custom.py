@@ -85,7 +85,7 @@ class JsonlSamples(Samples):
         for number, offset, line in self._lines():
             try:
                 row = _parse(line)
-                sample_id = row_id(row, self._default_id(number))
+                sample_id = row_id(row, default_id(self.path, number))
                 if sample_id in lines_of_ids:
                     raise ValueError(f"id: {sample_id!r} is the id of line {lines_of_ids[sample_id]} too; ids must be unique")
                 check_row(row, self.path.parent, documents)
@@ -122,9 +122,6 @@ class JsonlSamples(Samples):
             return row_sample(_parse(line), self.ids[index], self.path.parent)
         except ValueError as error:
             raise self._error(self._numbers[index], error) from None
-
-    def _default_id(self, number: int) -> str:
-        return f"{self.path.name}:{number}"
 
     def _error(self, number: int, problem: ValueError) -> ValueError:
         return ValueError(f"{self.path}: line {number}: {problem}")
@@ -211,6 +208,11 @@ def check_places(row: dict[str, Any]) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def default_id(path: Path, number: int) -> str:
+    """The id of a line or row without one."""
+    return f"{path.name}:{number}"
 
 
 def row_id(row: dict[str, Any], default: str) -> str:

@@ -25,7 +25,7 @@ SUFFIXES = (".jsonl", ".parquet")
 
 
 def to_row(sample: Sample) -> dict[str, Any]:
-    """The sample in the custom format (`memrl.data.custom`), the document last; `match` only where it is "all".
+    """The sample in the custom format (`memrl.data.custom`), the document last; `match` only if it is "all".
 
     Raises:
         ValueError: the metadata has a name that is a field of the format.

@@ -114,7 +114,7 @@ class LongDocuments:
             if best is not None and passes >= _PASSES:
                 break
             error = found - chosen.tokens
-        assert best is not None  # where the error is as expected, the document fits
+        assert best is not None  # a document with the expected error fits
         if chosen.is_all and found < num_tokens - slack:
             raise ValueError(f"{num_tokens} tokens: {self._shortage(question, found)}")
         return best

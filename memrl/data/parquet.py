@@ -30,6 +30,7 @@ from memrl.data.custom import (
     check_answers,
     check_row,
     check_unchanged,
+    default_id,
     describe,
     file_stamp,
     row_id,
@@ -88,7 +89,8 @@ class ParquetSamples(Samples):
             file = _parquet_file(path)
         self._schemas[path] = file.schema_arrow
         self._original[path] = _is_original(path, file.schema_arrow)
-        columns = [name for name in file.schema_arrow.names if name in _checked_columns(self._original[path])]
+        checked = (*ORIGINAL_COLUMNS, "extra_info") if self._original[path] else FIELDS
+        columns = [name for name in file.schema_arrow.names if name in checked]
         ids: list[str] = []
         for number in range(file.num_row_groups):
             group = _group(file, path, number, first + len(ids), len(ids))
@@ -97,7 +99,7 @@ class ParquetSamples(Samples):
                 ids += self._check(batch, group._replace(first_in_file=len(ids)), documents)
         # The original's index is the number of a question; questions of different sources may share it.
         if self._original[path] and (len(set(ids)) < len(ids) or not rows.keys().isdisjoint(ids)):
-            ids = [_default_id(path, index) for index in range(len(ids))]
+            ids = [default_id(path, index + 1) for index in range(len(ids))]
         for index, sample_id in enumerate(ids):
             here = f"{path}: row {index + 1}"
             if sample_id in rows:
@@ -124,7 +126,7 @@ class ParquetSamples(Samples):
                 if has_context and "context" in self._schemas[place.path].names:
                     row["context"] = ""  # arrow has checked that it is a text
                 check_row(row, place.path.parent, documents)
-                ids.append(row_id(row, _default_id(place.path, index)))
+                ids.append(row_id(row, default_id(place.path, index + 1)))
             except ValueError as error:
                 raise ValueError(f"{place.path}: row {index + 1}: {error}") from None
             self.questions.append(row["question"])
@@ -168,14 +170,11 @@ class ParquetSamples(Samples):
             window = Window(self._stream_next, batch)
             self._stream_next += len(batch)
             if index < self._stream_next:
-                self._keep(window)
+                self._windows[window.first] = window
+                if len(self._windows) > CACHED_WINDOWS:
+                    self._windows.popitem(last=False)
                 return window
         raise ValueError(f"{group.path}: row group {group.number + 1} has fewer rows than its header; download or write it again")
-
-    def _keep(self, window: Window) -> None:
-        self._windows[window.first] = window
-        while len(self._windows) > CACHED_WINDOWS:
-            self._windows.popitem(last=False)
 
     def _row(self, path: Path, row: dict[str, Any]) -> dict[str, Any]:
         """A parquet row as a row of the custom format."""
@@ -218,14 +217,6 @@ def _batches(file: pq.ParquetFile, group: Group, columns: list[str] | None) -> I
     """A row group's rows, `group.window_rows` at a time."""
     with _readable(group.path):
         yield from file.iter_batches(group.window_rows, row_groups=[group.number], columns=columns, use_threads=False)
-
-
-def _default_id(path: Path, index: int) -> str:
-    return f"{path.name}:{index + 1}"
-
-
-def _checked_columns(original: bool) -> tuple[str, ...]:
-    return (*ORIGINAL_COLUMNS, "extra_info") if original else FIELDS
 
 
 def _is_original(path: Path, schema: pa.Schema) -> bool:

@@ -144,7 +144,7 @@ def _skip_space(text: str, place: int) -> int:
 
 
 def _lines_or_articles(path: str | os.PathLike[str], file: TextIO) -> Iterator[Item]:
-    """JSON lines; or, where the first object holds `data`, SQuAD's layout, whose articles it yields."""
+    """The objects of JSON lines; if the first one holds `data`, the articles in it (SQuAD's layout)."""
     lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
     number, line = next(lines)
     try:
