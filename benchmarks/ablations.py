@@ -33,7 +33,7 @@ from memrl.data.needle import make_sample
 from memrl.evaluation.tasks import parse_lengths
 from memrl.utils.command_line import user_errors
 from memrl.utils.files import write_whole
-from memrl.utils.jsonlines import read_records
+from memrl.utils.journal import read_records
 from memrl.utils.progress import Progress, format_seconds
 from memrl.utils.seeds import stable_id
 from train import DEFAULT_CONFIG, parse

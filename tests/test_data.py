@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memrl.data import load_samples
-from memrl.data.custom import load_jsonl
+from memrl.data.custom import JsonlSamples as load_jsonl
 
 ROOT = Path(__file__).resolve().parents[1]
 GOOD = {"question": "Who?", "context": "Ed did.", "answers": ["Ed"]}

@@ -216,7 +216,7 @@ def test_convert_notices_that_its_input_has_changed(call, tmp_path):
     path = write_lines(tmp_path / "a.jsonl", GOOD)
     out = tmp_path / "b.parquet"
     assert call("convert", path, "--out", out)[0] == 0
-    assert "by the same command already" in call("convert", path, "--out", out)[2]
+    assert "made by the same command" in call("convert", path, "--out", out)[2]
     write_lines(path, {**GOOD, "question": "When?"})
     code, _, err = call("convert", path, "--out", out)
-    assert code == 2 and "was made otherwise (input" in err
+    assert code == 2 and "was made with other settings (input" in err

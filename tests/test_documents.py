@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from memrl.data.corpora import read_questions, read_source
+from memrl.data.corpora import read_source
 from memrl.data.documents import LongDocuments, TokenCounter, heading
 from memrl.data.paragraphs import Paragraph, Pool, Question, sample_seed
 
@@ -175,7 +175,7 @@ def test_paragraphs_repeat_when_asked_and_are_counted(questions, pool):
 
 def test_repetition_without_anything_to_repeat_is_refused(questions):
     documents = LongDocuments(Pool(questions[0].gold), repeat="report")
-    with pytest.raises(ValueError, match=r"0 others to draw from, 4 in all; ask for fewer, add a pool of paragraphs$"):
+    with pytest.raises(ValueError, match=r"0 others to draw from, 4 in all; give a smaller number, add a pool of paragraphs$"):
         documents.of_documents(questions[0], 5, seed=0)
 
 
@@ -280,13 +280,13 @@ def test_documents_and_tokens_draw_the_same_paragraphs(questions):
 
 
 def test_gold_that_does_not_fit_is_refused(questions):
-    with pytest.raises(ValueError, match=r"10 tokens: the 2 gold paragraphs of question 'q0' take 1\d; ask for more"):
+    with pytest.raises(ValueError, match=r"10 tokens: the 2 gold paragraphs of question 'q0' take 1\d; give a larger number"):
         LongDocuments(wordy_pool(10), Words()).of_tokens(questions[0], 10, seed=0)
 
 
 def test_too_few_paragraphs_for_the_tokens_are_refused_or_repeated(questions):
     pool = wordy_pool(20)
-    with pytest.raises(ValueError, match=r"5000 tokens: question 'q0' has 4 .* 20 others .* 24 in all with \d+ tokens; ask"):
+    with pytest.raises(ValueError, match=r"5000 tokens: question 'q0' has 4 .* 20 others .* 24 in all with \d+ tokens; give"):
         LongDocuments(pool, Words()).of_tokens(questions[0], 5000, seed=0)
     sample = LongDocuments(pool, Words(), repeat="report").of_tokens(questions[0], 5000, seed=0)
     assert 4950 <= sample.metadata["num_tokens"] <= 5000
@@ -331,7 +331,7 @@ def test_real_hotpotqa_positions_are_uniform(shared_data):
     path = shared_data / "hotpotqa" / "hotpot_dev_distractor.subset100.json.gz"
     if not path.is_file():
         pytest.skip(f"the public HotpotQA file {path.name} is not there")
-    questions = read_questions(path)
+    questions = read_source(path).questions
     maker = LongDocuments(Pool(paragraph for question in questions for paragraph in question.gold + question.near))
     samples = (maker.of_documents(question, 50, seed) for seed in range(20) for question in questions)
     assert position_statistic(samples, 50) < CRITICAL[49]

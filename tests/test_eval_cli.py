@@ -127,7 +127,7 @@ def test_what_goes_wrong_after_the_reading_is_one_line_too(folder, questions, tm
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command.Evaluation, "run", damage_and_run)
         code, printed, errors = run_main(capsys, *options)
-    assert (code, printed) == (2, "") and "samples.rank1.jsonl line 1 is damaged" in errors[-1]
+    assert (code, printed) == (2, "") and "samples.rank1.jsonl: line 1 is damaged" in errors[-1]
     assert not any("Traceback" in line for line in errors) and len(rows_in(out)) == 1
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from memrl.data import load_samples
 from memrl.data.__main__ import build_parser
-from memrl.data.filtering import QUESTION_ALONE, Characters, Journal, Rule, ask_questions, decide
+from memrl.data.filtering import QUESTION_ALONE, AnswersFile, Characters, Rule, ask_questions, decide
 from memrl.endpoint import RemoteLLM
 from memrl.llm import Decoding
 from memrl.types import Sample
@@ -104,12 +104,12 @@ def test_another_criterion_asks_nothing_again_and_other_settings_are_refused(tmp
     with FakeEndpoint(lambda body: LENIENT if number_of(body) else WRONG) as server:
         assert filter_by(server, questions, out, "--criterion", "strict") == ["id0", "id1", "id2"]
         assert filter_by(server, questions, out, "--criterion", "strict") == ["id0", "id1", "id2"]
-        with pytest.raises(ValueError, match=r"out.jsonl: exists and was made otherwise"):
+        with pytest.raises(ValueError, match=r"out.jsonl: exists and was made with other settings"):
             filter_by(server, questions, out, "--criterion", "lenient")
         out.unlink()
         assert filter_by(server, questions, out, "--criterion", "lenient") == ["id0"]
         assert len(server.bodies) == 6
-        with pytest.raises(ValueError, match=r"answers.jsonl: was made otherwise \(samples 2 instead of 3\)"):
+        with pytest.raises(ValueError, match=r"answers.jsonl: was made with other settings \(samples 2 instead of 3\)"):
             filter_by(server, questions, out, "--samples", 3)
 
 
@@ -206,14 +206,14 @@ def test_a_torn_line_is_asked_again_and_a_damaged_one_is_named(tmp_path):
 
 def test_settings_that_brought_no_answer_bind_nobody(tmp_path):
     path = tmp_path / "x.answers.jsonl"
-    Journal(path, {"model": "a"}).__exit__()
-    with Journal(path, {"model": "b"}) as journal:
+    AnswersFile(path, {"model": "a"}).__exit__()
+    with AnswersFile(path, {"model": "b"}) as journal:
         journal.add({"id": "1", **line([0.0])})
         assert path.read_text().count("\n") == 2  # on its way to the disk, whatever becomes of this process
         with pytest.raises(ValueError, match="another process is writing it"):
-            Journal(path, {"model": "b"})
+            AnswersFile(path, {"model": "b"})
     with pytest.raises(ValueError, match='model "b" instead of "a"'):
-        Journal(path, {"model": "a"})
+        AnswersFile(path, {"model": "a"})
 
 
 def test_a_killed_command_goes_on_where_it_was(tmp_path):
@@ -267,7 +267,7 @@ def test_a_local_model_is_asked_and_batches_do_not_matter(tmp_path):
     for name in ("config.json", "tokenizer_config.json", "memrl_agent.yaml", "generation_config.json", "chat_template.jinja"):
         before = (model / name).read_text() if (model / name).exists() else None
         (model / name).write_text((before or "") + "\n")
-        with pytest.raises(ValueError, match=r"answers.jsonl: was made otherwise \(model_files"):
+        with pytest.raises(ValueError, match=r"answers.jsonl: was made with other settings \(model_files"):
             command(questions, out, *options)
         (model / name).unlink() if before is None else (model / name).write_text(before)
     responses = [json.loads(text)["responses"] for text in lines[0]]
@@ -275,7 +275,7 @@ def test_a_local_model_is_asked_and_batches_do_not_matter(tmp_path):
 
 
 def test_a_question_that_does_not_fit_is_a_failure_of_its_own(tmp_path):
-    with FakeEndpoint(lambda body: WRONG) as server, Journal(tmp_path / "j", {}) as journal:
+    with FakeEndpoint(lambda body: WRONG) as server, AnswersFile(tmp_path / "j", {}) as journal:
         llm = RemoteLLM(server.url, "fake", Characters(), Decoding())
         samples = [Sample("a", "red?", "", ("x",)), Sample("b", 7, "", ("x",)), Sample("c", "blue?", "", ("x",))]
         ask_questions(llm, samples, journal, Rule(), num_samples=1, max_new_tokens=4, seed=0)

@@ -6,7 +6,7 @@ import pytest
 
 from memrl.data.ruler import RulerFiles, make_ruler
 from memrl.data.ruler.task import RESERVE
-from memrl.data.ruler_hotpotqa import LENGTHS, RulerHotpotQA
+from memrl.data.ruler_hotpotqa import RulerHotpotQA
 from tests.test_sources import hotpot_item
 
 
@@ -137,7 +137,7 @@ def test_mistakes_are_named(files):
 
 def test_ruler_hotpotqa_asks_the_same_questions_at_each_length(files):
     task = RulerHotpotQA(files)
-    assert (task.num_questions, task.answer_tokens, LENGTHS[0], LENGTHS[-1], len(LENGTHS)) == (30, 32, 50, 25_600, 10)
+    assert (task.num_questions, task.answer_tokens) == (30, 32)
     for index in range(30):
         short, long = task.sample(20, index, seed=0), task.sample(60, index, seed=0)
         assert (short.id, short.question, short.answers) == (long.id, long.question, long.answers)

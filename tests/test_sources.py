@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memrl.data.corpora import read_pool, read_questions, read_source, read_sources, source_files
+from memrl.data.corpora import read_pool, read_source, read_sources, source_files
 from memrl.data.corpora.items import read_items
 from memrl.data.paragraphs import Paragraph
 
@@ -128,10 +128,10 @@ def test_hotpotqa_of_the_hub_is_the_official_one(write, write_parquet):
 def test_hotpotqa_accepts_flattened_facts_and_titles_alone(write):
     forms = {"0": [["T0.1", 1], ["T0.0", 0], ["T0.1", 0]], "1": ["T0.1", 1, "T0.0", 0, "T0.1", 0]}
     for name, facts in forms.items():
-        question = read_questions(write([{**hotpot_item(0), "supporting_facts": facts}], name))[0]
+        question = read_source(write([{**hotpot_item(0), "supporting_facts": facts}], name)).questions[0]
         both = [{"title": "T0.0", "sentences": [0]}, {"title": "T0.1", "sentences": [0, 1]}]
         assert question.metadata["supporting_facts"] == both
-    question = read_questions(write([{**hotpot_item(0), "supporting_facts": ["T0.1"]}]))[0]
+    question = read_source(write([{**hotpot_item(0), "supporting_facts": ["T0.1"]}])).questions[0]
     assert [paragraph.title for paragraph in question.gold] == ["T0.1"]
     assert question.metadata["supporting_facts"] == [{"title": "T0.1", "sentences": []}]
 
@@ -243,7 +243,7 @@ def test_another_kind_than_the_one_asked_for_is_named(write):
         read_source(write(squad_file()), "hotpotqa")
     with pytest.raises(ValueError, match="holds plain paragraphs, but MuSiQue is needed"):
         read_source(write([{"title": "A", "text": "a"}]), "musique")
-    with pytest.raises(ValueError, match=r"item 0: is of no kind .* it has 'question', 'answer'"):
+    with pytest.raises(ValueError, match=r"item 0: its fields are of no known kind.* it has 'question', 'answer'"):
         read_source(write([{"question": "?", "answer": "yes"}]))
 
 

@@ -253,7 +253,7 @@ def test_other_settings_begin_anew_and_say_so(path, capsys):
     called = []
     write(path, lambda index: called.append(index) or make(index))
     assert called == list(range(COUNT))
-    assert capsys.readouterr().err.count("other settings; begins anew") == 1
+    assert capsys.readouterr().err.count("other settings; starting over") == 1
     assert list(load_samples(path)) == [make(i) for i in range(COUNT)]
 
 
@@ -302,7 +302,7 @@ def test_the_same_command_finds_its_work_done(path, capsys):
     capsys.readouterr()
     write(path, stop_at(0))
     assert path.stat().st_mtime_ns == before
-    assert capsys.readouterr().err == f"{path}: was made by the same command already\n"
+    assert capsys.readouterr().err == f"{path}: exists already, made by the same command\n"
 
 
 def test_a_file_of_other_settings_is_never_replaced(path):
@@ -310,7 +310,7 @@ def test_a_file_of_other_settings_is_never_replaced(path):
     before = path.read_bytes()
     others = {"seed 1 instead of 2": {"seed": 2}, "samples 12 instead of 5": {"count": 5}, "x null instead of 0": {"x": 0}}
     for words, change in others.items():
-        with pytest.raises(ValueError, match=f"was made otherwise \\({words}\\); delete it"):
+        with pytest.raises(ValueError, match=f"was made with other settings \\({words}\\); delete it"):
             write(path, **change)
     assert path.read_bytes() == before and not journal_of(path).exists()
 
@@ -323,10 +323,10 @@ def test_a_file_that_somebody_changed_or_made_is_never_replaced(path):
         write(path)
     for recipe in ("", "[]", "{}"):
         Path(f"{path}.recipe.json").write_text(recipe)
-        with pytest.raises(ValueError, match="nothing tells how it was made"):
+        with pytest.raises(ValueError, match="does not tell how it was made"):
             write(path)
     Path(f"{path}.recipe.json").unlink()
-    with pytest.raises(ValueError, match="nothing tells how it was made"):
+    with pytest.raises(ValueError, match="does not tell how it was made"):
         write(path)
 
 

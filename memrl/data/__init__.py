@@ -9,10 +9,10 @@ import glob
 import os
 from pathlib import Path
 
-from memrl.data.custom import JsonlSamples, Samples, load_jsonl
+from memrl.data.custom import JsonlSamples, Samples
 from memrl.data.dataset_writer import to_row, write_samples
 
-__all__ = ["JsonlSamples", "Samples", "load_jsonl", "load_samples", "to_row", "write_samples"]
+__all__ = ["JsonlSamples", "Samples", "load_samples", "to_row", "write_samples"]
 
 
 def load_samples(path: str | os.PathLike[str]) -> Samples:
@@ -34,7 +34,7 @@ def load_samples(path: str | os.PathLike[str]) -> Samples:
     if not shards:
         raise ValueError(f"{path}: no parquet file is there; give a .jsonl or .parquet file, or a folder of .parquet files")
     if len(shards) == 1 and shards[0].suffix != ".parquet":
-        return load_jsonl(shards[0])
+        return JsonlSamples(shards[0])
 
     from memrl.data.parquet import ParquetSamples
 

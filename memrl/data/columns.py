@@ -1,4 +1,4 @@
-"""Rows of the custom format as the columns of a parquet file, with a type for each metadata name, and the file's writing."""
+"""Write rows of the custom format as a parquet file, with a column type for each metadata name."""
 
 import json
 from collections.abc import Iterable
@@ -8,15 +8,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-GROUP_BYTES = 2**24  # of a row group, as JSON
-JSON_COLUMN = {b"memrl": b"json"}  # marks a column whose texts are JSON, because parquet has no type for all of its values
+GROUP_BYTES = 2**24  # size of a row group, as JSON
+JSON_COLUMN = {b"memrl": b"json"}  # marks a column of JSON texts, used if no parquet type fits all values
 
 
 class Columns:
-    """Which parquet type holds all values of each metadata name; JSON text where no type does.
+    """The parquet type of each metadata name; JSON text if no type holds all values.
 
-    A type is taken only where every value comes back as it was: whole numbers of 64 bits, floats, truth values, texts, lists of
-    one type, and objects with the same names in the same order. Null, empty objects and mixtures are JSON.
+    A type is used only if every value is read back unchanged: whole numbers of 64 bits, floats, truth values, texts, lists of one
+    type, and objects with the same names in the same order. Null, empty objects and mixtures become JSON.
     """
 
     FIRST = (
@@ -66,7 +66,7 @@ def _type_of(value: Any) -> pa.DataType | None:
 
 
 def _common(one: pa.DataType | None, other: pa.DataType | None) -> pa.DataType | None:
-    """The type of both; that of an empty list's items, null, agrees with every type."""
+    """The type that holds values of both types; null, the item type of an empty list, goes with every type."""
     if one is None or other is None:
         return None
     if one == other or pa.types.is_null(other):
@@ -85,11 +85,10 @@ def _common(one: pa.DataType | None, other: pa.DataType | None) -> pa.DataType |
 def write_parquet(path: Path, lines: Iterable[bytes], schema: pa.Schema) -> None:
     """Write rows, JSON objects of the custom format, as a parquet file; the same rows give the same bytes.
 
-    Row groups end where their JSON reaches GROUP_BYTES, so that no more than that and one row are held, and a reader can get at a
-    row by reading as much.
+    A row group ends when its JSON reaches GROUP_BYTES, which bounds the writer's memory and what a reader reads for one row.
     """
     group, size = [], 0
-    # Documents hardly ever repeat, so that a dictionary of them would be made in vain.
+    # No dictionary: documents hardly ever repeat.
     with pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=False, version="2.6") as writer:
         for line in lines:
             group.append(_arrow_row(json.loads(line), schema))

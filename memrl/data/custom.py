@@ -1,4 +1,4 @@
-"""The custom data format, JSON lines: one sample a line, anybody's documents and questions.
+"""Read and check JSON lines of samples: the user's own documents and questions, one sample per line.
 
     {"id": "q1", "question": "Who built it?", "context": "The tower ...", "answers": ["Eiffel", "G. Eiffel"]}
     {"question": "When?", "file": "texts/tower.txt", "answers": "1889", "source": "my notes"}
@@ -8,15 +8,15 @@
     file       path of a UTF-8 text file that holds it,    }
                relative to the folder of the JSON lines file
     answers    a list of texts, or one text; none of them blank
-    match      optional: "any", each answer alone is right (without the field), or "all", every answer has to be named
-    id         optional: text or a whole number, unique in the file; else "<file name>:<line>"
+    match      optional: "any" (the default), each answer alone is right, or "all", every answer has to be named
+    id         optional: text or a whole number, unique in the file; by default "<file name>:<line>"
     depths     optional metadata: numbers from 0 to 1, where each piece of evidence begins as a share of the document's characters
     evidence   optional metadata: objects, whose `begin` and `end` are places in characters
     others     anything; they become the sample's metadata, under their own names
 
-The file is UTF-8; a byte order mark and blank lines are skipped. Every line is checked when the file is
-opened; then only ids, questions and the lines' places are kept and a line is parsed again when its sample is asked for, because
-all the documents together may be larger than memory.
+The file is UTF-8; a byte order mark and blank lines are skipped. Every line is checked when the file is opened. Only ids,
+questions and the places of the lines are kept, and a line is parsed again when its sample is read, because all documents together
+may be larger than memory.
 """
 
 import codecs
@@ -27,7 +27,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from memrl.types import Sample
 
@@ -35,14 +35,13 @@ FIELDS = ("id", "question", "context", "file", "answers", "match")
 
 
 class Samples(Sequence[Sample]):
-    """A data set in files, checked when it is opened, whose samples are read when asked for.
+    """A data set in files that is checked when it is opened and whose samples are read one at a time.
 
-    It holds no open file across pickling, so worker processes can share it.
+    Pickling drops open files, so worker processes can share it.
 
     Attributes:
-        paths: the files that hold it, those of single documents included.
-        ids: of all samples, in order.
-        questions: of all samples, in order; so nobody has to read the documents for them.
+        paths: the files of the data set, those of single documents included.
+        ids, questions: of all samples in order, available without reading the documents.
     """
 
     def __init__(self, name: str | os.PathLike[str]):
@@ -54,8 +53,11 @@ class Samples(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, index):
-        """The sample at `index`, counted from the end where negative; a list of samples for a slice."""
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
@@ -66,13 +68,12 @@ class Samples(Sequence[Sample]):
     def _read(self, index: int) -> Sample: ...
 
 
-def load_jsonl(path: str | os.PathLike[str]) -> "JsonlSamples":
-    """Open and check a JSON lines file; a ValueError names file, line, field and what is allowed."""
-    return JsonlSamples(path)
-
-
 class JsonlSamples(Samples):
-    """The samples of a JSON lines file."""
+    """The samples of a JSON lines file.
+
+    Raises:
+        ValueError: a mistake in the file; names file, line, field and what is allowed.
+    """
 
     def __init__(self, path: str | os.PathLike[str]):
         super().__init__(path)
@@ -84,7 +85,7 @@ class JsonlSamples(Samples):
         for number, offset, line in self._lines():
             try:
                 row = _parse(line)
-                sample_id = row_id(row, self._default_id(number))
+                sample_id = row_id(row, default_id(self.path, number))
                 if sample_id in lines_of_ids:
                     raise ValueError(f"id: {sample_id!r} is the id of line {lines_of_ids[sample_id]} too; ids must be unique")
                 check_row(row, self.path.parent, documents)
@@ -122,9 +123,6 @@ class JsonlSamples(Samples):
         except ValueError as error:
             raise self._error(self._numbers[index], error) from None
 
-    def _default_id(self, number: int) -> str:
-        return f"{self.path.name}:{number}"
-
     def _error(self, number: int, problem: ValueError) -> ValueError:
         return ValueError(f"{self.path}: line {number}: {problem}")
 
@@ -133,7 +131,11 @@ class JsonlSamples(Samples):
 
 
 def file_stamp(path: Path) -> tuple[int, int]:
-    """Size and time of a file, which tell whether somebody has changed it; ValueError where it is none."""
+    """Size and time of a file, which change with its content.
+
+    Raises:
+        ValueError: no such file.
+    """
     try:
         status = path.stat()
     except OSError as error:
@@ -148,16 +150,16 @@ def check_unchanged(path: Path, stamp: tuple[int, int]) -> None:
         raise ValueError(f"{path}: changed since it was opened; open it again")
 
 
-# --- rows: a sample as a dict of the fields above, whatever file it stands in -------------------------------
-# Their errors begin with the field; who knows file and line puts them before it.
+# --- rows: a sample as a dict of the fields above, from a file of any type ----------------------------------
+# Error messages begin with the field; the callers prepend file and line.
 
 
 def check_row(row: dict[str, Any], folder: Path, documents: set[Path]) -> None:
-    """Raise ValueError where a field other than the id is missing or wrong.
+    """Raise ValueError if a field other than the id is missing or wrong.
 
     Args:
         folder: what `file` is relative to.
-        documents: files that are known to be good; those of this row join them.
+        documents: readable files, which are not checked again; the row's file is added.
     """
     for field in ("question", "answers"):
         if field not in row:
@@ -177,7 +179,7 @@ def check_row(row: dict[str, Any], folder: Path, documents: set[Path]) -> None:
 
 
 def row_sample(row: dict[str, Any], sample_id: str, folder: Path) -> Sample:
-    """The sample of a checked row; its places are checked here, where rows are read that were opened without them."""
+    """The sample of a checked row. Places are checked here, because parquet files are opened without reading them."""
     check_places(row)
     return Sample(
         id=sample_id,
@@ -190,7 +192,7 @@ def row_sample(row: dict[str, Any], sample_id: str, folder: Path) -> Sample:
 
 
 def check_places(row: dict[str, Any]) -> None:
-    """Raise ValueError where `depths` or `evidence`, the metadata that memrl itself reads, is there and wrong."""
+    """Raise ValueError if `depths` or `evidence`, the metadata that memrl itself reads, is wrong."""
     depths = row.get("depths", [])
     if not isinstance(depths, list | tuple) or not all(_is_number(depth) and 0 <= depth <= 1 for depth in depths):
         raise ValueError(f"depths: got {describe(depths)}; allowed is a list of numbers from 0 to 1")
@@ -199,13 +201,18 @@ def check_places(row: dict[str, Any]) -> None:
         raise ValueError(f"evidence: got {describe(evidence)}; allowed is a list of objects")
     for piece in evidence:
         for end in ("begin", "end"):
-            place = piece.get(end)  # parquet has null where an object lacks a field that another has
+            place = piece.get(end)  # null in parquet if only other objects have the field
             if place is not None and (not isinstance(place, int) or isinstance(place, bool) or place < 0):
                 raise ValueError(f"evidence: {end}: got {describe(place)}; allowed is a whole number of characters, at least 0")
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def default_id(path: Path, number: int) -> str:
+    """The id of a line or row without one."""
+    return f"{path.name}:{number}"
 
 
 def row_id(row: dict[str, Any], default: str) -> str:
@@ -270,11 +277,11 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # Python keeps the last of equal keys in silence, which turns a slip of the pen into wrong data.
+    # json.loads keeps the last of equal keys without a warning, which would turn a typing error into wrong data.
     row = dict(pairs)
     if len(row) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {twice!r} stands twice in one object")
+        raise ValueError(f"the key {twice!r} occurs twice in one object")
     return row
 
 
@@ -282,7 +289,7 @@ REQUIRED = '"question", "answers", and "context" or "file"'
 
 
 def describe(value: Any) -> str:
-    """A value for an error message: what it is, and as much of it as fits a line."""
+    """A value for an error message: its type, and its first 60 characters."""
     names = {dict: "an object", list: "a list", str: "the text", bool: "the truth value", type(None): "null"}
     text = json.dumps(value, default=str)
     shown = text if len(text) <= 60 else text[:57] + "..."

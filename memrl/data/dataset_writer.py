@@ -1,31 +1,31 @@
-"""Writing a data set that takes long to make: resumable, and the same bytes from run to run.
+"""Write a data set that takes long to make: resumable, and with the same bytes each time.
 
-Rows go to a journal beside the target, `.NAME.partial.jsonl`, a line each as they come; its first line is the recipe. A kill
-leaves at most one torn line, and the same command goes on behind the last whole one. When all rows are there, the target is
-written beside itself and renamed: it appears whole or not at all. `NAME.recipe.json` keeps the recipe and the target's SHA-256:
-the same command finds its work done, and any other is refused instead of replacing the file.
+Rows are appended to a journal beside the target, `.NAME.partial.jsonl`, as they are made; its first line is the recipe. A kill
+tears at most one line, and the same command continues after the last whole one. When all rows are there, the target is written
+under another name and renamed, so it appears whole or not at all. `NAME.recipe.json` keeps the recipe and the target's SHA-256:
+the same command finds its work done, and another command is refused instead of replacing the file.
 """
 
-import fcntl
 import hashlib
 import json
 import os
-import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from memrl.data.custom import FIELDS, check_row
 from memrl.types import Sample
 from memrl.utils.files import sync_path, write_whole
+from memrl.utils.journal import Journal, encode_line, first_difference
 from memrl.utils.progress import Progress
 
 SUFFIXES = (".jsonl", ".parquet")
 
 
 def to_row(sample: Sample) -> dict[str, Any]:
-    """The sample in the custom format (`memrl.data.custom`), the document last; `match` only where it is "all".
+    """The sample in the custom format (`memrl.data.custom`), the document last; `match` only if it is "all".
 
     Raises:
         ValueError: the metadata has a name that is a field of the format.
@@ -43,17 +43,17 @@ def write_samples(
     """Write the samples make(0) ... make(count - 1), in order, as a .jsonl or .parquet file, with progress on standard error.
 
     Memory holds one sample, and for parquet one row group of 16 MiB (or of one larger row). Parquet's bytes depend on the version
-    of pyarrow, which writes it into the file.
+    of pyarrow, which writes its version into the file.
 
     Args:
-        make: a function of its argument and of what `recipe` names, alone; after an interruption it is called for the rest only.
-        recipe: JSON-able; all that the samples depend on, input files by `memrl.utils.files.fingerprint`.
+        make: depends on its argument and on the contents of `recipe` alone; called only for the rows that are missing.
+        recipe: JSON-able; everything that the samples depend on, input files by `memrl.utils.files.fingerprint`.
         label: one word for the progress line.
 
     Raises:
-        ValueError: another suffix, a sample that the format cannot hold, an id twice, a target that exists and was not made by
-            this recipe, or one that another process is writing.
-        OSError: the disk is full, or whatever else the system says; the same call goes on afterwards.
+        ValueError: another suffix, a sample that the format cannot hold, a repeated id, an existing target that this recipe did
+            not make, or a target that another process is writing.
+        OSError: a full disk or another error of the system; the same call continues afterwards.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:
@@ -61,19 +61,19 @@ def write_samples(
     about = {"recipe": json.loads(json.dumps(recipe)), "samples": count}
     if path.exists():
         _check_made(path, about)
-        _journal_path(path).unlink(missing_ok=True)  # left by a kill right behind the rename
-        print(f"{path}: was made by the same command already", file=sys.stderr)
+        _journal_path(path).unlink(missing_ok=True)  # left by a kill after the rename
+        print(f"{path}: exists already, made by the same command", file=sys.stderr)
         return
     rows = _Rows(path)
-    with _open_journal(path) as journal:
-        done = _take_up(journal, about, rows)
+    busy = f"{path}: another process is writing it; wait for that, or choose another name"
+    with Journal(_journal_path(path), busy) as journal:
+        done = _resume(journal, about, rows)
         try:
             with Progress(label, count, "samples", start=done) as progress:
                 for index in range(done, count):
                     line = _encode(path, index, make(index))
                     rows.add(line)
-                    journal.write(line)
-                    journal.flush()
+                    journal.append(line)
                     progress.advance()
             _finish(path, journal, about, rows)
         finally:
@@ -82,7 +82,7 @@ def write_samples(
 
 
 class _Rows:
-    """What has to be known of all rows before the target can be written: that ids differ, and parquet's columns."""
+    """Check that ids are unique, and collect parquet's columns, which must be known before the target is written."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -120,51 +120,28 @@ def _journal_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial.jsonl")
 
 
-def _open_journal(path: Path) -> BinaryIO:
-    journal = open(_journal_path(path), "a+b")
-    try:
-        fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        journal.close()
-        raise ValueError(f"{path}: another process is writing it; wait for that, or choose another name") from None
-    return journal
-
-
-def _take_up(journal: BinaryIO, about: dict[str, Any], rows: _Rows) -> int:
-    """Go on with the journal of an interrupted run, or begin one; returns how many rows it has, and leaves it at its end."""
-    header = json.dumps(about).encode() + b"\n"
-    journal.seek(0)
-    found = journal.readline()
+def _resume(journal: Journal, about: dict[str, Any], rows: _Rows) -> int:
+    """Continue the journal of an interrupted run or start it over; returns the number of its rows."""
+    lines = journal.read_lines(_is_whole)
+    header = encode_line(about)
+    found = next(lines, None)
     if found != header:
-        if found.endswith(b"\n"):
-            print(f"{journal.name}: was left by a command with other settings; begins anew", file=sys.stderr)
-        journal.truncate(0)
-        journal.write(header)
-        journal.flush()
+        if found is not None:
+            print(f"{journal.path}: was left by a command with other settings; starting over", file=sys.stderr)
+        journal.truncate()
+        journal.append(header)
         return 0
-    end = journal.tell()
-    for line in journal:
-        if not _is_whole(line):
-            break
+    for line in lines:
         rows.add(line)
-        end += len(line)
-    journal.seek(end)
-    journal.truncate()
     return len(rows.numbers)
 
 
 def _is_whole(line: bytes) -> bool:
     try:
         json.loads(line)
-    except ValueError:  # where the power failed, a line can have its end and still not be what was written
+    except ValueError:  # after a power failure a line can end in a line end and still be damaged
         return False
-    return line.endswith(b"\n")
-
-
-def _rows_of(journal: BinaryIO) -> Iterator[bytes]:
-    journal.seek(0)
-    journal.readline()
-    yield from journal
+    return True
 
 
 # --- the target ---------------------------------------------------------------------------------------------
@@ -174,20 +151,19 @@ def _recipe_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.recipe.json")
 
 
-def _finish(path: Path, journal: BinaryIO, about: dict[str, Any], rows: _Rows) -> None:
+def _finish(path: Path, journal: Journal, about: dict[str, Any], rows: _Rows) -> None:
     fresh = path.with_name(f".{path.name}.new")
+    lines = islice(journal.read_lines(), 1, None)
     try:
         if rows.columns is None:
             with open(fresh, "wb") as file:
-                journal.seek(0)
-                journal.readline()
-                shutil.copyfileobj(journal, file, 2**20)
+                file.writelines(lines)
         else:
             from memrl.data.columns import write_parquet
 
-            write_parquet(fresh, _rows_of(journal), rows.columns.schema())
+            write_parquet(fresh, lines, rows.columns.schema())
         sync_path(fresh)
-        # Before the target: a target without a recipe would be refused when the command is run again.
+        # Before the target: the same command would refuse a target without a recipe.
         write_whole(_recipe_path(path), json.dumps({**about, "sha256": _sha256(fresh)}, indent=2, ensure_ascii=False) + "\n")
         os.replace(fresh, path)
         sync_path(path.absolute().parent)
@@ -197,24 +173,21 @@ def _finish(path: Path, journal: BinaryIO, about: dict[str, Any], rows: _Rows) -
 
 def _check_made(path: Path, about: dict[str, Any]) -> None:
     """Raise ValueError unless the file is the one that the recipe makes."""
+    problem = None
     try:
         made = dict(json.loads(_recipe_path(path).read_text(encoding="utf-8")))
         digest = made.pop("sha256")
     except (OSError, ValueError, KeyError, TypeError):
-        raise ValueError(f"{path}: exists, and nothing tells how it was made; delete it or choose another name") from None
-    if made != about:
-        raise ValueError(f"{path}: exists and was made otherwise ({_difference(made, about)}); delete it or choose another name")
-    if digest != _sha256(path):
-        raise ValueError(f"{path}: has changed since it was made; delete it or choose another name")
-
-
-def _difference(made: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """The first setting that differs, for a message."""
-    made, wanted = {**made.get("recipe", {}), "samples": made.get("samples")}, {**wanted["recipe"], "samples": wanted["samples"]}
-    for name in sorted(made.keys() | wanted.keys()):
-        if made.get(name) != wanted.get(name):
-            return f"{name} {json.dumps(made.get(name))[:60]} instead of {json.dumps(wanted.get(name))[:60]}"
-    return "in another order"
+        problem = f"exists, and {_recipe_path(path).name} does not tell how it was made"
+    else:
+        if made != about:
+            old, new = ({**recipe.get("recipe", {}), "samples": recipe.get("samples")} for recipe in (made, about))
+            difference = first_difference(old, new) or "in another order"
+            problem = f"exists and was made with other settings ({difference})"
+        elif digest != _sha256(path):
+            problem = "has changed since it was made"
+    if problem is not None:
+        raise ValueError(f"{path}: {problem}; delete it or choose another name")
 
 
 def _sha256(path: Path) -> str:

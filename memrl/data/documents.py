@@ -1,16 +1,16 @@
-"""Long documents: a question's gold paragraphs among its own distractors and as many others as wanted, in random order.
+"""Make long documents: a question's gold paragraphs among its own distractors and paragraphs of a pool, in random order.
 
-A document holds the question's gold paragraphs (where the answer stands), then its own distractors (paragraphs on similar
-subjects that come with the question), then paragraphs drawn from a pool, up to a number of documents or of tokens. So a question
-keeps its difficulty while its document grows from ten paragraphs to thousands (MemAgent, arXiv 2507.02259, section 4.1).
+A document is filled with the question's gold paragraphs (which contain the answer), then with its own distractors (paragraphs on
+similar subjects that come with the question), then with paragraphs drawn from a pool, up to a number of documents or of tokens.
+So a question keeps its difficulty while its document grows from ten paragraphs to thousands (MemAgent, arXiv 2507.02259, 4.1).
 
-Everything random about a sample comes from (seed, id of the question) alone: the same bytes each time, whatever the order of the
-questions. With the same seed and pool the paragraphs of a shorter document are among those of a longer one, but for at most one
-that fills a document up to its number of tokens.
+The random numbers of a sample depend only on (seed, id of the question): its bytes are the same each time, whatever the order of
+the questions. With the same seed and pool, the paragraphs of a shorter document are among those of a longer one, except at most
+one that fills a document up to its number of tokens.
 
-DEPARTS from the MemAgent code: that shuffles all samples of one length with one fixed permutation, so the evidence stands at the
-same places in training, validation and test; it draws paragraphs from a generator that concurrent workers advance, so its files
-cannot be made again.
+DEPARTS from the MemAgent code, which shuffles all samples of one length with one fixed permutation, so that the evidence is at
+the same places in training, validation and test, and which draws paragraphs from a generator that concurrent workers advance, so
+that its files cannot be reproduced.
 """
 
 import random
@@ -22,18 +22,18 @@ from memrl.data.paragraphs import Paragraph, Pool, Question, draw, sample_seed
 from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
 
-FORMAT = "1"  # raised whenever the same questions, pool and settings come to mean another sample
+FORMAT = "1"  # raised when the same questions, pool and settings give another sample
 Repeat = Literal["refuse", "report"]
-_LOOKAHEAD = 512  # so many paragraphs are tried as the one that fills a document up
-_GIVEN_UP = 3  # so many of the last paragraphs may make room for that one
-_PASSES = 4  # over a document, to get its tokens right; one is nearly always enough
+_LOOKAHEAD = 512  # number of paragraphs tried as the one that fills a document up
+_GIVEN_UP = 3  # number of last paragraphs that may be removed for that one
+_PASSES = 4  # passes over a document to correct its number of tokens; one is nearly always enough
 
 
 class Selection(NamedTuple):
     """The distractors of a document.
 
     Attributes:
-        is_all: there were no more.
+        is_all: all distractors are in it.
     """
 
     distractors: list[Paragraph]
@@ -46,8 +46,8 @@ class Filler(NamedTuple):
 
     Attributes:
         left: tokens that stay empty.
-        given_up: so many of the last paragraphs make room ...
-        paragraphs: ... for these.
+        given_up: number of last paragraphs to remove.
+        paragraphs: what to add in their place.
     """
 
     left: int
@@ -59,24 +59,24 @@ class LongDocuments:
     """Makes samples from questions and a pool of paragraphs.
 
     Args:
-        tokenizer: counts the tokens; needed by `of_tokens` alone.
-        repeat: what happens where the pool is too small. "refuse": a ValueError says how much there is. "report": the drawn
-            paragraphs come again, all of them once more in another order, and the sample's `metadata["repeated"]` says how many
-            documents are copies of another. Gold paragraphs and the question's own distractors stand once in any case.
-        titles: titles stand above the texts.
+        tokenizer: counts the tokens; only `of_tokens` needs it.
+        repeat: what to do if the pool is too small. "refuse": raise a ValueError with the available number. "report": draw all
+            paragraphs again in another order, and count the copies in the sample's `metadata["repeated"]`. Gold paragraphs and
+            the question's own distractors never repeat.
+        titles: write titles above the texts.
     """
 
     def __init__(self, pool: Pool, tokenizer: Tokenizer | None = None, repeat: Repeat = "refuse", titles: bool = True):
         self.pool, self.repeat, self.titles = pool, repeat, titles
-        self._tokens = TokenCounter(tokenizer, titles) if tokenizer else None
+        self._tokens = TokenCounter(tokenizer, titles)
 
     def of_documents(self, question: Question, num_documents: int, seed: int) -> Sample:
-        """A document of so many paragraphs.
+        """A document of `num_documents` paragraphs.
 
-        Where the question has more of its own, some of its distractors are left out, never a gold paragraph.
+        If the question has more paragraphs of its own, distractors are left out, never gold paragraphs.
 
         Raises:
-            ValueError: fewer documents than gold paragraphs, or more than there are.
+            ValueError: fewer documents than gold paragraphs, or more than there are paragraphs.
         """
         wanted = num_documents - len(question.gold)
         if wanted < 0:
@@ -87,21 +87,21 @@ class LongDocuments:
         return self._sample(question, distractors, seed)
 
     def of_tokens(self, question: Question, num_tokens: int, seed: int, slack: int | None = None) -> Sample:
-        """A document of at most so many tokens, and of at least `num_tokens - slack` where the paragraphs allow it.
+        """A document of at most `num_tokens` tokens, and of at least `num_tokens - slack` if the paragraphs allow it.
 
-        Each paragraph is tokenised once in the life of this object and each document once, or a few times where the tokens of the
-        whole are not nearly the sum of the paragraphs'. `metadata["num_tokens"]` has the count.
+        Each paragraph is tokenised once per object and each document once, or a few times if its tokens differ from the sum over
+        its paragraphs. `metadata["num_tokens"]` is the exact number.
 
         Args:
-            slack: tokens that may be missing; a hundredth of `num_tokens` by default.
+            slack: tokens that may be missing; by default a hundredth of `num_tokens`.
 
         Raises:
             ValueError: the gold paragraphs do not fit, or all paragraphs together do not reach the length.
         """
         slack = num_tokens // 100 if slack is None else slack
         best: Sample | None = None
-        error = passes = 0  # `error`: by how much the document has more tokens than its parts
-        while best is None or passes < _PASSES:
+        error = passes = 0  # `error`: tokens of the document minus the sum over its parts
+        while True:
             passes += 1
             chosen = self._select(question, seed, num_tokens, error, slack)
             sample = self._sample(question, chosen.distractors, seed)
@@ -111,13 +111,16 @@ class LongDocuments:
                 best.metadata["num_tokens"] = found
             if num_tokens - slack <= found <= num_tokens or found - chosen.tokens == error:
                 break
+            if best is not None and passes >= _PASSES:
+                break
             error = found - chosen.tokens
+        assert best is not None  # a document with the expected error fits
         if chosen.is_all and found < num_tokens - slack:
             raise ValueError(f"{num_tokens} tokens: {self._shortage(question, found)}")
         return best
 
     def _distractors(self, question: Question, seed: int) -> Iterator[Paragraph]:
-        """In the order in which they come in: the start of it makes a shorter document."""
+        """All distractors in the order in which they fill a document; the first ones make a shorter document."""
         rng = random.Random(sample_seed(seed, question.id))
         near = sorted(question.near)
         yield from (near[place] for place in draw(rng, len(near), len(near)))
@@ -127,12 +130,12 @@ class LongDocuments:
             yield from self.pool.others(rng, own)
 
     def _select(self, question: Question, seed: int, num_tokens: int, error: int, slack: int) -> Selection:
-        """Distractors that fill `num_tokens` by the sum of the parts' tokens and `error`."""
+        """Distractors whose tokens, with those of the gold paragraphs and `error`, fill `num_tokens`."""
         tokens = self._tokens.total(question.gold)
         room = num_tokens - error - tokens
         if room < 0:
             gold = f"the {len(question.gold)} gold paragraphs of question {question.id!r}"
-            raise ValueError(f"{num_tokens} tokens: {gold} take {tokens + error}; ask for more")
+            raise ValueError(f"{num_tokens} tokens: {gold} take {tokens + error}; give a larger number")
         chosen: list[Paragraph] = []
         costs: list[int] = []
         stream = self._distractors(question, seed)
@@ -148,10 +151,10 @@ class LongDocuments:
         return Selection(chosen, num_tokens - error - room, is_all=True)
 
     def _fill(self, costs: Sequence[int], room: int, others: Iterable[Paragraph], slack: int) -> Filler:
-        """The first of the other paragraphs that leaves at most `slack` of the room, or else the one that leaves least.
+        """The first of the other paragraphs that leaves at most `slack` tokens empty, or else the one that leaves fewest.
 
         Args:
-            costs: tokens of the paragraphs that are in; the last few of them may be given up.
+            costs: tokens of the chosen paragraphs, of which the last few may be removed.
         """
         best = Filler(room)
         if room <= slack:
@@ -167,9 +170,9 @@ class LongDocuments:
         return best
 
     def _sample(self, question: Question, distractors: Sequence[Paragraph], seed: int) -> Sample:
-        """The sample with its paragraphs in an order of its own.
+        """The sample, with its paragraphs in random order.
 
-        In `evidence`, `document` counts from 1 like the headings; `begin` and `end` are places in the context.
+        In `evidence`, `document` counts from 1 as the headings do; `begin` and `end` are characters of the context.
         """
         paragraphs = [*sorted(question.gold), *distractors]
         order = draw(random.Random(sample_seed(seed, question.id, "order")), len(paragraphs), len(paragraphs))
@@ -191,7 +194,7 @@ class LongDocuments:
         return Sample(question.id, question.question, context, question.answers, metadata=metadata)
 
     def pool_tokens(self, enough: int) -> int:
-        """Tokens of a document of all of the pool's paragraphs; once there are `enough`, the rest is not counted."""
+        """Tokens of a document of all paragraphs of the pool; counting stops at `enough`."""
         tokens = 0
         for number, paragraph in enumerate(self.pool.paragraphs, start=1):
             if tokens >= enough:
@@ -201,7 +204,7 @@ class LongDocuments:
 
     def _shortage(self, question: Question, num_tokens: int | None = None) -> str:
         own, others = question.gold + question.near, self.pool.num_others(question.gold + question.near)
-        advice = "ask for fewer, add a pool of paragraphs"
+        advice = "give a smaller number, add a pool of paragraphs"
         if self.repeat == "refuse" and others:
             advice += ", or let paragraphs repeat (report)"
         tokens = "" if num_tokens is None else f" with {num_tokens} tokens"
@@ -209,7 +212,7 @@ class LongDocuments:
         return f"question {question.id!r} {counts}; {advice}"
 
 
-# --- how a document is written down, and its tokens ---------------------------------------------------------
+# --- the text of a document, and its tokens -----------------------------------------------------------------
 
 SEPARATOR = "\n\n"
 
@@ -225,20 +228,22 @@ def body(paragraph: Paragraph, titles: bool) -> str:
 class TokenCounter:
     """Tokens of a document as the sum over its paragraphs, each of which is tokenised once.
 
-    A paragraph is counted with its heading and the separator behind it: where these pieces meet, tokenizers that split text at
-    line ends (those of the byte-level BPE kind) find the same tokens as in the whole.
+    A paragraph is counted with its heading and the separator after it: tokenizers that split text at line ends (byte-level BPE)
+    give the same tokens for these pieces as for the whole.
     """
 
-    def __init__(self, tokenizer: Tokenizer, titles: bool):
+    def __init__(self, tokenizer: Tokenizer | None, titles: bool):
         self._tokenizer, self._titles = tokenizer, titles
         self._paragraphs: dict[Paragraph, int] = {}
         self._headings: dict[int, int] = {}
 
     def count(self, text: str) -> int:
+        if self._tokenizer is None:
+            raise ValueError("a document of a number of tokens needs a tokenizer")
         return len(self._tokenizer.encode(text))
 
     def paragraph(self, paragraph: Paragraph, number: int) -> int:
-        """Tokens of a paragraph that stands in a document as its `number`-th, with heading and separator."""
+        """Tokens of the `number`-th paragraph of a document, with heading and separator."""
         tokens = self._paragraphs.get(paragraph)
         if tokens is None:
             tokens = self.count(heading(1) + body(paragraph, self._titles) + SEPARATOR)
@@ -249,7 +254,7 @@ class TokenCounter:
         return sum(self.paragraph(paragraph, number) for number, paragraph in enumerate(paragraphs, start=1))
 
     def _more_digits(self, number: int) -> int:
-        """What a heading with this number takes more than one with a single digit."""
+        """Additional tokens of a heading with this number, compared to one with a single digit."""
         digits = len(str(number))
         if digits not in self._headings:
             self._headings[digits] = self.count(heading(10 ** (digits - 1))) - self.count(heading(1))

@@ -1,31 +1,31 @@
-r"""Which questions does a model answer without the document? They teach nothing about reading, and inflate every score.
+r"""Ask questions without their documents, several times each, and decide which of them to drop.
 
-Each question is asked alone, several times, and the responses are scored. They go into a journal beside the data set that is
-made, `NAME.answers.jsonl`, a line per question as it is finished; its first line says what they depend on. A kill loses the
-questions that were being asked at that moment, and the same command asks what is missing. Which of the questions are dropped is
-decided from the journal alone, so another criterion costs no second asking.
+A question that a model answers without the document teaches nothing about reading and inflates every score.
 
-DEPARTS from the MemAgent code (filter.py, filter2.py): the right answer has to stand in the response word for word, so that a
+The scored responses go to a file beside the new data set, `NAME.answers.jsonl`, one line per question as it is finished; its
+first line holds the settings that they depend on. A kill loses only the questions being asked at that moment; the same command
+asks what is missing. Which questions are dropped is decided from that file alone, so another criterion asks nothing again.
+
+DEPARTS from the MemAgent code (filter.py, filter2.py): the right answer has to occur in the response word for word, so that a
 gold "no" is not found in "not mentioned"; all gold answers count; number of samples, criterion and model are settings.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from memrl.scoring.scores import score_response
+from memrl.utils.journal import Journal, first_difference
 from memrl.utils.seeds import stable_id
 
 if TYPE_CHECKING:
     from memrl.data.custom import Samples
-    from memrl.endpoint import RemoteLLM
-    from memrl.llm import LocalLLM
+    from memrl.llm import LLM
     from memrl.types import Sample
 
 QUESTION_ALONE = r"""Answer the question from what you know; if you are not sure, give your best guess. Put the bare answer into
@@ -37,7 +37,7 @@ QUESTION_ALONE = r"""Answer the question from what you know; if you are not sure
 
 Your answer:"""
 CRITERIA = ("strict", "lenient", "either")
-MOST_FAILURES = 50  # questions in a row that bring nothing: something is wrong with more than these questions
+MOST_FAILURES = 50  # failed questions in a row; more than single questions is wrong then
 
 Answers = dict[str, Any]
 
@@ -55,102 +55,71 @@ class Rule:
     drop_when: str = "any"
 
     def drops(self, answers: Answers) -> bool:
-        """Whether a question with these answers (a line of the journal) goes."""
+        """Whether a question with these answers, a line of the `AnswersFile`, is dropped."""
         names = ("strict", "lenient") if self.criterion == "either" else (self.criterion,)
         right = [any(scores) for scores in zip(*(answers[name] for name in names), strict=True)]
         return any(right) if self.drop_when == "any" else all(right)
 
 
-class Journal:
-    """The answers so far, and the file that they are kept in; a context manager.
+class AnswersFile(Journal):
+    """The answers so far, kept in a file.
 
     A line is an object with id, question, answers and match of the sample; responses, a list of texts; strict and lenient, lists
-    of their scores; and error, null or why there are no responses. Of two lines about one question the later one counts.
+    of their scores; and error, null or why there are no responses. Of two lines with the same id, the later one counts.
     """
 
     def __init__(self, path: str | os.PathLike[str], settings: dict[str, Any]):
         """
         Args:
-            settings: JSON-able; all that responses depend on beside the question.
+            settings: JSON-able; everything that responses depend on besides the question.
 
         Raises:
             ValueError: the file was made with other settings, is damaged, or another process is writing it.
         """
-        self.path = Path(path)
+        super().__init__(path, f"{path}: another process is writing it; wait for that, or choose another name")
         self.lines: dict[str, Answers] = {}
-        self._file = open(self.path, "a+b")
         try:
-            self._lock()
-            self._take_up({"settings": json.loads(json.dumps(settings))})
+            self._resume(json.loads(json.dumps(settings)))
         except BaseException:
-            self._file.close()
+            self.close()
             raise
 
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
-
     def answers(self, sample: Sample) -> Answers | None:
-        """The line about this sample, unless the question failed, or was another one then."""
+        """The line of this sample; None if there is none, if the question failed, or if the sample was another one."""
         line, about = self.lines.get(sample.id), _about(sample)
         return line if line is not None and not line["error"] and line | about == line else None
 
     def add(self, line: Answers) -> None:
-        """Append a line. It has left this process on return: a kill can tear only the line being written."""
-        self._write(line)
+        """Append a line; it survives a kill of this process from here on."""
+        self.append(line)
         self.lines[line["id"]] = line
 
-    def _write(self, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps(row).encode("ascii") + b"\n")
-        self._file.flush()
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(f"{self.path}: another process is writing it; wait for that, or choose another name") from None
-
-    def _take_up(self, header: dict[str, Any]) -> None:
-        self._file.seek(0)
-        content = self._file.read()
-        whole = content.rfind(b"\n") + 1
-        self._file.truncate(whole)  # a kill tore the last line: its question is asked again
-        if content.count(b"\n") < 2:  # settings that brought no answer bind nobody
-            self._file.truncate(0)
-            self._write(header)
+    def _resume(self, settings: dict[str, Any]) -> None:
+        if sum(1 for _ in self.read_lines()) < 2:  # without answers, new settings may replace the old ones
+            self.truncate()
+            self.append({"settings": settings})
             return
-        for number, text in enumerate(content[:whole].splitlines(), start=1):
-            try:
-                line = json.loads(text)
-                if number == 1:
-                    self._check_settings(line["settings"], header["settings"])
-                else:
-                    line["error"], line["strict"], line["lenient"]  # a line without them is none of ours
-                    self.lines[line["id"]] = line
-            except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError):
-                raise ValueError(f"{self.path}: line {number} is damaged; delete it, or the file to begin anew") from None
+        records = self.read("delete it, or the file to start over", _check_line)
+        if difference := first_difference(next(records).get("settings", {}), settings):
+            problem = f"was made with other settings ({difference})"
+            raise ValueError(f"{self.path}: {problem}; delete it, or choose another name for the output")
+        self.lines = {line["id"]: line for line in records}
 
-    def _check_settings(self, old: dict[str, Any], new: dict[str, Any]) -> None:
-        for name in sorted(old.keys() | new.keys()):
-            if old.get(name) != new.get(name):
-                difference = f"{name} {json.dumps(old.get(name))[:60]} instead of {json.dumps(new.get(name))[:60]}"
-                raise ValueError(
-                    f"{self.path}: was made otherwise ({difference}); delete it, or choose another name for the output"
-                )
+
+def _check_line(line: dict[str, Any]) -> object:
+    return dict.keys(line["settings"]) if "settings" in line else (line["id"], line["error"], line["strict"], line["lenient"])
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of the questions, in the order of the data set, up to the last one that is kept.
+    """Which questions are kept, in the order of the data set, up to the last one that is kept.
 
     Attributes:
-        kept: indices of the samples that stay.
-        dropped: how many do not.
-        right: for each criterion how many of the questions it would drop.
-        failed: how many brought no response; they count as kept.
-        error: of the first of those.
+        kept: indices of the samples that are kept.
+        dropped: number of samples that are not.
+        right: for each criterion, the number of questions that it would drop.
+        failed: number of questions without a response; they count as kept.
+        error: error message of the first failed question.
     """
 
     kept: list[int]
@@ -161,9 +130,9 @@ class Outcome:
 
 
 def ask_questions(
-    llm: LocalLLM | RemoteLLM,
+    llm: LLM,
     samples: Iterable[Sample],
-    journal: Journal,
+    answered: AnswersFile,
     rule: Rule,
     *,
     num_samples: int,
@@ -172,75 +141,75 @@ def ask_questions(
     keep: int | None = None,
     on_question: Callable[[Answers], None] | None = None,
 ) -> None:
-    """Ask what the journal has no answers to, in order, until all is asked or `keep` questions are known to stay.
+    """Ask the questions without answers, in order, until all are asked or `keep` questions are known to be kept.
 
-    The responses to a question are a function of the model, the seed and the question's id: what shares its batch does not change
-    them (up to rounding, and as far as a server honours seeds).
+    The responses to a question are a function of the model, the seed and the question's id, whatever else is in its batch (up to
+    rounding, and if a server honours seeds).
 
     Raises:
-        ValueError: MOST_FAILURES questions in a row brought no response.
+        ValueError: MOST_FAILURES questions in a row failed.
     """
-    failures, staying = 0, 0
+    failures, kept = 0, 0
 
     async def ask(sample: Sample) -> None:
-        nonlocal failures, staying
+        nonlocal failures, kept
         line = await _ask(llm, sample, num_samples, max_new_tokens, seed)
-        journal.add(line)
+        answered.add(line)
         failures = failures + 1 if line["error"] else 0
-        staying += not line["error"] and not rule.drops(line)
+        kept += not line["error"] and not rule.drops(line)
         if on_question is not None:
             on_question(line)
         if failures >= MOST_FAILURES:
             raise ValueError(f"{failures} questions in a row failed, the last one with: {line['error']}")
 
     def missing() -> Iterator[Coroutine[Any, Any, None]]:
-        nonlocal staying
+        nonlocal kept
         for sample in samples:
-            if keep is not None and staying >= keep:  # all that are being asked come before this one
+            if keep is not None and kept >= keep:  # the questions being asked come before this one
                 return
-            line = journal.answers(sample)
+            line = answered.answers(sample)
             if line is None:
                 yield ask(sample)
             else:
-                staying += not rule.drops(line)
+                kept += not rule.drops(line)
 
     llm.run(missing(), concurrency=llm.concurrency)
 
 
-def is_answered(samples: Iterable[Sample], journal: Journal, rule: Rule, keep: int | None = None) -> bool:
-    """Whether nothing is left to ask."""
-    staying = 0
+def is_answered(samples: Iterable[Sample], answered: AnswersFile, rule: Rule, keep: int | None = None) -> bool:
+    """Whether all questions have answers, up to the `keep`-th one that is kept."""
+    kept = 0
     for sample in samples:
-        if staying == keep:
+        if kept == keep:
             break
-        if (line := journal.answers(sample)) is None:
+        if (line := answered.answers(sample)) is None:
             return False
-        staying += not rule.drops(line)
+        kept += not rule.drops(line)
     return True
 
 
-async def _ask(llm: LocalLLM | RemoteLLM, sample: Sample, num_samples: int, max_new_tokens: int, seed: int) -> Answers:
+async def _ask(llm: LLM, sample: Sample, num_samples: int, max_new_tokens: int, seed: int) -> Answers:
     responses, error = [], None
     try:
         for number in range(num_samples):
             session = llm.session(seed, stable_id(sample.id), number)
             prompt = session.render(QUESTION_ALONE, question=session.encode(sample.question.strip()))
             responses.append((await session.chat(prompt, kind="answer", max_new_tokens=max_new_tokens)).text)
-    except Exception as problem:  # whatever went wrong with this question is its result; the others go on
+    except Exception as problem:  # the error is this question's result; the others go on
         responses, error = [], f"{type(problem).__name__}: {' '.join(str(problem).split())}"
     scores = [score_response(response, sample.answers, sample.match) for response in responses]
     marks = {name: [score[name] for score in scores] for name in ("strict", "lenient")}
     return {**_about(sample), "responses": responses, **marks, "error": error}
 
 
-def decide(ids: Iterable[str], journal: Journal, rule: Rule, keep: int | None = None) -> Outcome:
-    """Who stays, by the journal alone, in which every id up to the `keep`-th that stays has to be."""
+def decide(ids: Iterable[str], answered: AnswersFile, rule: Rule, keep: int | None = None) -> Outcome:
+    """Decide which questions are kept; the file must have a line of each id up to the `keep`-th one that is kept."""
     kept, dropped, failed, error = [], 0, 0, ""
-    right = dict.fromkeys(CRITERIA, 0)
+    right: dict[str, int] = dict.fromkeys(CRITERIA, 0)
     for index, sample_id in enumerate(ids):
         if len(kept) == keep:
             break
-        line = journal.lines[sample_id]
+        line = answered.lines[sample_id]
         if line["error"]:
             failed, error = failed + 1, error or f"{sample_id}: {line['error']}"
         else:
@@ -254,8 +223,8 @@ def decide(ids: Iterable[str], journal: Journal, rule: Rule, keep: int | None = 
 
 
 def first(samples: Samples, limit: int | None) -> Iterator[Sample]:
-    """The samples up to `limit`, one at a time: documents may be long."""
-    return (samples[index] for index in range(len(samples) if limit is None else min(limit, len(samples))))
+    """The first `limit` samples (None: all), read one at a time because documents may be long."""
+    return islice(samples, limit)
 
 
 def _about(sample: Sample) -> dict[str, Any]:
@@ -263,7 +232,7 @@ def _about(sample: Sample) -> dict[str, Any]:
 
 
 class Characters:
-    """A tokenizer whose ids are code points: a question that goes to a server and its response are text all the way."""
+    """A tokenizer whose ids are code points, for a server that takes and returns text."""
 
     def encode(self, text: str) -> list[int]:
         return [ord(character) for character in text]

@@ -1,11 +1,11 @@
-"""The miniature's task: a closed vocabulary, documents of facts and filler, one fact asked for.
+"""The miniature's task: documents of facts and filler in a closed vocabulary, with a question about one fact.
 
     code irene purple falcon . the wind moves slowly . code simon happy badger . the clock glows alone . the rain rests today .
 
 A document is a string of five-word sentences. A *chunk* is five of them, 25 words, 25 tokens. Facts `code NAME V1 V2 .` about
-many names stand among filler; the asked name has exactly one, the needle, in one random chunk. The question is `code NAME` and
-the answer is `NAME V1 V2`: beginning with the name makes each value the successor of what was just written, which a model of two
-layers can look up.
+many names are mixed with filler; the name in the question has exactly one fact, the needle, in one random chunk. The question is
+`code NAME` and the answer is `NAME V1 V2`: as the answer begins with the name, each value follows the word just written, which a
+model of two layers can look up.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def build_tokenizer():
 
 
 def make_sample(num_chunks: int, seed: int, segments_per_chunk: int = SENTENCES_PER_CHUNK) -> Sample:
-    """A document of `num_chunks` chunks with one needle; a function of the arguments alone.
+    """A document of `num_chunks` chunks with one needle; depends on the arguments only.
 
     Args:
-        segments_per_chunk: sentences of one chunk, for tokenizers and agents to which a chunk is something else.
+        segments_per_chunk: sentences per chunk, for tokenizers and agents with another chunk size.
 
     Raises:
         ValueError: fewer than one chunk or sentence.

@@ -1,4 +1,4 @@
-"""Paragraphs, questions on them, and random draws: what every question-answering task of long documents is made from."""
+"""Paragraphs, questions on them, a pool to draw from, and reproducible random draws."""
 
 import hashlib
 import random
@@ -24,7 +24,7 @@ class Question:
         answers: each alone is right; each once, in the source's order, the main one first.
         gold: the paragraphs that the answer follows from, each once.
         near: the question's own distractors: paragraphs on similar subjects that come with it, each once, none of them gold.
-        metadata: what the source says about it besides; goes into the sample's metadata.
+        metadata: other fields of the source, for the sample's metadata.
     """
 
     id: str
@@ -36,7 +36,7 @@ class Question:
 
 
 class Pool:
-    """Paragraphs to draw from, each once, whatever the order in which they come; those without text are left out.
+    """Paragraphs to draw from, each once and sorted; those without text are left out.
 
     Attributes:
         paragraphs: all of them, sorted.
@@ -50,13 +50,13 @@ class Pool:
                 self._places.setdefault(key, []).append(place)
 
     def num_others(self, own: Iterable[Paragraph]) -> int:
-        """How many paragraphs `others` gives."""
+        """The number of paragraphs that `others` gives."""
         return len(self.paragraphs) - len(self._barred(own))
 
     def others(self, rng: random.Random, own: Iterable[Paragraph]) -> Iterator[Paragraph]:
-        """All paragraphs in random order, but for those that share title or text with one of `own`.
+        """All paragraphs in random order, except those that share title or text with one of `own`.
 
-        Another version of an own paragraph would be evidence that nobody knows of.
+        Another version of one of those paragraphs would be evidence without a mark in the metadata.
         """
         barred = self._barred(own)
         return (self.paragraphs[place] for place in draws(rng, len(self.paragraphs)) if place not in barred)
@@ -67,14 +67,14 @@ class Pool:
 
 
 def _keys(paragraph: Paragraph) -> set[str]:
-    """What another version of the paragraph has in common with it; an empty title says nothing."""
+    """What another version of the paragraph shares with it: the text, or a title that is not empty."""
     return {paragraph.title, paragraph.text} - {""}
 
 
 def sample_seed(seed: int, *parts: str | int) -> int:
-    """A number that depends on the seed and the parts alone and differs without pattern from one sample to the next.
+    """A seed that depends on nothing but the arguments, without pattern from one sample to the next.
 
-    Not `hash()`, which Python salts anew in every process.
+    Not `hash()`, whose salt differs from process to process.
     """
     text = "\n".join(map(str, (seed, *parts)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
@@ -86,10 +86,10 @@ def draw(rng: random.Random, population: int, count: int) -> list[int]:
 
 
 def draws(rng: random.Random, population: int) -> Iterator[int]:
-    """The numbers below `population` in random order, each drawn when it is asked for.
+    """The numbers below `population` in random order, drawn one at a time.
 
-    A Fisher-Yates shuffle that remembers only the places that have been exchanged. It calls nothing but `random()`, the only
-    method whose numbers Python promises to keep from one version to the next.
+    A Fisher-Yates shuffle that stores only the exchanged places. It calls only `random()`, the only method whose numbers Python
+    guarantees to be the same in every version.
     """
     moved: dict[int, int] = {}
     for i in range(population):

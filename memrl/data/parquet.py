@@ -1,13 +1,13 @@
-"""Data sets as parquet: memrl's own columns, and those that the original publishes its training data with.
+"""Read and check parquet files of samples, with memrl's own columns or those of MemAgent's published training data.
 
     own         question string, context or file string, answers list<string> or string; optional id, match;
                 other columns are metadata (null: the sample has none of that name)
     original's  prompt list<{role, content}>, context string, reward_model {ground_truth: string or list<string>};
                 optional extra_info {index: the id}; other columns are metadata
 
-The fields mean what they mean in JSON lines (`memrl.data.custom`) and are checked alike; rows count from 1. Documents are read in
-windows of some rows, of which a few are kept. Within a row group parquet can only be read from its beginning, so reading in order
-is quick for any file, and reading at random where row groups are small, as those that `memrl.data.columns` writes are.
+The fields have the same meaning and the same checks as in JSON lines (`memrl.data.custom`); rows count from 1. Documents are read
+in windows of several rows, and the last windows are kept. A row group can only be read from its beginning: reading in order is
+fast for any file, reading at random only if row groups are small, as those written by `memrl.data.columns`.
 """
 
 import json
@@ -30,6 +30,7 @@ from memrl.data.custom import (
     check_answers,
     check_row,
     check_unchanged,
+    default_id,
     describe,
     file_stamp,
     row_id,
@@ -37,7 +38,7 @@ from memrl.data.custom import (
 )
 from memrl.types import Sample
 
-WINDOW_BYTES = 2**25  # read at once; a row that is larger is a window of its own
+WINDOW_BYTES = 2**25  # of a window; a larger row is a window of its own
 CACHED_WINDOWS = 2
 PANDAS_INDEX = "__index_level_"
 ORIGINAL_COLUMNS = ("prompt", "reward_model", "context")
@@ -83,21 +84,22 @@ class ParquetSamples(Samples):
     # --- checking -------------------------------------------------------------------------------------------
 
     def _open(self, path: Path, first: int, documents: set[Path], rows: dict[str, str]) -> None:
-        """Check a file and note its row groups. `rows`: id -> where it stands."""
+        """Check a file and note its row groups. `rows`: id -> file and row, for error messages."""
         with _readable(path):
             file = _parquet_file(path)
         self._schemas[path] = file.schema_arrow
         self._original[path] = _is_original(path, file.schema_arrow)
-        columns = [name for name in file.schema_arrow.names if name in _checked_columns(self._original[path])]
+        checked = (*ORIGINAL_COLUMNS, "extra_info") if self._original[path] else FIELDS
+        columns = [name for name in file.schema_arrow.names if name in checked]
         ids: list[str] = []
         for number in range(file.num_row_groups):
             group = _group(file, path, number, first + len(ids), len(ids))
             self._groups.append(group)
             for batch in _batches(file, group, columns):
                 ids += self._check(batch, group._replace(first_in_file=len(ids)), documents)
-        # An index of the original's is the number of a question, not promised to be unique among several sources.
+        # The original's index is the number of a question; questions of different sources may share it.
         if self._original[path] and (len(set(ids)) < len(ids) or not rows.keys().isdisjoint(ids)):
-            ids = [_default_id(path, index) for index in range(len(ids))]
+            ids = [default_id(path, index + 1) for index in range(len(ids))]
         for index, sample_id in enumerate(ids):
             here = f"{path}: row {index + 1}"
             if sample_id in rows:
@@ -106,7 +108,7 @@ class ParquetSamples(Samples):
         self.ids += ids
 
     def _check(self, batch: pa.RecordBatch, place: Group, documents: set[Path]) -> list[str]:
-        """Check rows whose documents stay as they are in arrow; returns the ids."""
+        """Check rows without converting their documents to Python; returns the ids."""
         try:
             batch.validate(full=True)
         except pa.ArrowInvalid as error:
@@ -124,7 +126,7 @@ class ParquetSamples(Samples):
                 if has_context and "context" in self._schemas[place.path].names:
                     row["context"] = ""  # arrow has checked that it is a text
                 check_row(row, place.path.parent, documents)
-                ids.append(row_id(row, _default_id(place.path, index)))
+                ids.append(row_id(row, default_id(place.path, index + 1)))
             except ValueError as error:
                 raise ValueError(f"{place.path}: row {index + 1}: {error}") from None
             self.questions.append(row["question"])
@@ -140,9 +142,9 @@ class ParquetSamples(Samples):
         self._forget()
 
     def _forget(self) -> None:
-        self._windows: OrderedDict[int, Window] = OrderedDict()  # by their first row; the last one was used last
+        self._windows: OrderedDict[int, Window] = OrderedDict()  # by first row; the last one was used last
         self._stream: tuple[Group, Iterator[pa.RecordBatch]] | None = None
-        self._stream_next = 0  # index of the row that the stream gives next
+        self._stream_next = 0  # index of the stream's next row
 
     def _read(self, index: int) -> Sample:
         group = self._groups[bisect_right(self._starts, index) - 1]
@@ -168,14 +170,11 @@ class ParquetSamples(Samples):
             window = Window(self._stream_next, batch)
             self._stream_next += len(batch)
             if index < self._stream_next:
-                self._keep(window)
+                self._windows[window.first] = window
+                if len(self._windows) > CACHED_WINDOWS:
+                    self._windows.popitem(last=False)
                 return window
-        raise ValueError(f"{group.path}: row group {group.number + 1} has fewer rows than it says; download or write it again")
-
-    def _keep(self, window: Window) -> None:
-        self._windows[window.first] = window
-        while len(self._windows) > CACHED_WINDOWS:
-            self._windows.popitem(last=False)
+        raise ValueError(f"{group.path}: row group {group.number + 1} has fewer rows than its header; download or write it again")
 
     def _row(self, path: Path, row: dict[str, Any]) -> dict[str, Any]:
         """A parquet row as a row of the custom format."""
@@ -205,7 +204,7 @@ def _line(error: Exception) -> str:
 
 
 def _parquet_file(path: Path) -> pq.ParquetFile:
-    return pq.ParquetFile(path, buffer_size=2**20)  # without a buffer a column of a row group is loaded as a whole
+    return pq.ParquetFile(path, buffer_size=2**20)  # without a buffer, a row group's column is loaded as a whole
 
 
 def _group(file: pq.ParquetFile, path: Path, number: int, first: int, first_in_file: int) -> Group:
@@ -220,16 +219,8 @@ def _batches(file: pq.ParquetFile, group: Group, columns: list[str] | None) -> I
         yield from file.iter_batches(group.window_rows, row_groups=[group.number], columns=columns, use_threads=False)
 
 
-def _default_id(path: Path, index: int) -> str:
-    return f"{path.name}:{index + 1}"
-
-
-def _checked_columns(original: bool) -> tuple[str, ...]:
-    return (*ORIGINAL_COLUMNS, "extra_info") if original else FIELDS
-
-
 def _is_original(path: Path, schema: pa.Schema) -> bool:
-    """Whether the columns are the original's; raises ValueError where they are nobody's."""
+    """Whether the columns are the original's; raises ValueError if neither schema matches."""
     names = set(schema.names)
     original = {"prompt", "reward_model"} <= names
     if {"supporting_facts", "answer"} <= names:

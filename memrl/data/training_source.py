@@ -1,4 +1,4 @@
-"""Which samples a training step reads: a function of (seed, step) only, so there is no cursor to save or to lose."""
+"""Choose the samples of a training step as a function of (seed, step), so that a checkpoint needs no position in the data."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from memrl.data.needle import make_sample
 from memrl.types import Sample
 from memrl.utils.seeds import row_seed
 
-GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, lie spread out whatever their number
+GOLDEN = 0.6180339887498949  # its multiples modulo 1 are evenly spread, however many there are
 
 
 class Source(Protocol):
     def sample(self, step: int, index: int, round_number: int = 0) -> Sample:
-        """The `index`-th of the step's samples; later rounds of dynamic sampling have others in its place."""
+        """Sample number `index` of the step; each round of dynamic sampling has other samples."""
         ...
 
 
 class NeedleSource:
-    """The miniature's documents, generated; all documents of a step have the same number of chunks."""
+    """Generated documents of the miniature; all documents of a step have the same number of chunks."""
 
     def __init__(self, options: DataOptions, seed: int):
         self.options, self.seed = options, seed
@@ -35,10 +35,9 @@ class NeedleSource:
 
 
 class FileSource:
-    """A data set in a file, read in a fresh order each epoch; an epoch's last incomplete batch runs on into the next epoch.
+    """A data set in a file, read in a new order each epoch; the last incomplete batch continues with the next epoch.
 
-    Each later round of dynamic sampling is a pass of its own over the file, in an order of its own (without shuffling, from a
-    starting place of its own).
+    Each later round of dynamic sampling passes over the file in its own order (without shuffling, from its own start).
     """
 
     def __init__(self, path: str | Path, prompts_per_step: int, shuffle: bool, seed: int):

@@ -18,7 +18,7 @@ import numpy as np
 
 from memrl.utils import pictures
 from memrl.utils.command_line import fail, user_errors
-from memrl.utils.jsonlines import read_records
+from memrl.utils.journal import read_records
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

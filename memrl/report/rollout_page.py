@@ -10,7 +10,7 @@ from typing import Any
 from memrl.report.rendering import render
 from memrl.scoring.evidence import Found, is_traceable, trace_answers
 from memrl.scoring.scores import verifier_scores
-from memrl.utils.jsonlines import read_records
+from memrl.utils.journal import read_records
 
 LAST = 20  # trajectories on a page by default; a long run logs hundreds
 # The types of a line's fields; the first three are required.

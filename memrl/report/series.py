@@ -16,7 +16,7 @@ from typing import Any
 from memrl.evaluation.results import CONFIG_FILE
 from memrl.evaluation.tasks import Length
 from memrl.scoring.scores import SCORES
-from memrl.utils.jsonlines import read_records
+from memrl.utils.journal import read_records
 
 # What a row must have. The types of those after "error" are not checked.
 _TYPES = {

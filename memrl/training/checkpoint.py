@@ -41,6 +41,7 @@ from memrl.engine.reshard import load_resharded
 from memrl.training.atomic_dirs import aside, finish_swap, make_empty, publish, swap_in
 from memrl.training.same_run import check_same_run, disagreement, sees, unseen
 from memrl.utils.files import fingerprint, sync_path, sync_tree, write_whole
+from memrl.utils.journal import Journal
 
 LOCK = ".lock"
 LOGS = ("metrics.jsonl", "timing.jsonl", "validation.jsonl", "rollouts.jsonl")
@@ -255,18 +256,18 @@ class RunFolder:
             raise ValueError(message) from error
 
     def truncate_logs(self, step: int) -> None:
-        """Drop what a killed run logged beyond its last checkpoint, a torn last line included."""
+        """Drop what a killed run logged after its last checkpoint, a torn last line included."""
         for path in self._logs():
-            kept = [line for line in path.read_text().splitlines(keepends=True) if _logged_step(line) <= step]
-            write_whole(path, "".join(kept))
+            with Journal(path) as journal:
+                journal.keep(lambda record: record["step"] <= step)
 
     def _logs(self) -> list[Path]:
         return [path for name in LOGS if (path := self.path / name).exists()]
 
     def log(self, name: str, record: dict) -> None:
-        """Append a line; numbers that are not finite, for which JSON has no word, become null."""
-        with open(self.path / name, "a", encoding="utf-8") as file:
-            file.write(json.dumps(_finite(record)) + "\n")
+        """Append a line; JSON has no infinity and no NaN: such numbers become null."""
+        with Journal(self.path / name) as journal:
+            journal.append(_finite(record))
 
 
 def _validation_settings(options: ValidationOptions) -> dict:
@@ -281,10 +282,3 @@ def _finite(value):
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _logged_step(line: str) -> float:
-    try:
-        return json.loads(line)["step"]
-    except ValueError:
-        return float("inf")

@@ -27,7 +27,7 @@ MODEL_FILES = (
 
 if TYPE_CHECKING:
     from memrl.data.custom import Samples
-    from memrl.data.filtering import Answers, Journal, Outcome, Rule
+    from memrl.data.filtering import Answers, AnswersFile, Outcome, Rule
     from memrl.endpoint import RemoteLLM
     from memrl.llm import LocalLLM
     from memrl.reading.open_model import ReaderOptions
@@ -74,13 +74,13 @@ def add_command(commands: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from memrl.data import load_samples, write_samples
-    from memrl.data.filtering import Journal, Rule, decide, first, is_answered
+    from memrl.data.filtering import AnswersFile, Rule, decide, first, is_answered
     from memrl.utils.files import fingerprint
 
     reader = check(arguments)
     samples = load_samples(arguments.input)
     rule = Rule(arguments.criterion, arguments.drop_when)
-    with Journal(journal_path(arguments.out), asked_of(arguments)) as journal:
+    with AnswersFile(journal_path(arguments.out), asked_of(arguments)) as journal:
         if not is_answered(first(samples, arguments.limit), journal, rule, arguments.keep):
             if arguments.out.exists():  # now, and not when all is asked
                 raise ValueError(f"{arguments.out}: exists, and questions are left to ask; delete it or choose another name")
@@ -150,7 +150,7 @@ def asked_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return {**who, "prompt": QUESTION_ALONE, **{name: getattr(arguments, name) for name in names}}
 
 
-def ask(arguments: argparse.Namespace, reader: ReaderOptions, samples: Samples, journal: Journal, rule: Rule) -> None:
+def ask(arguments: argparse.Namespace, reader: ReaderOptions, samples: Samples, journal: AnswersFile, rule: Rule) -> None:
     from memrl.data.filtering import ask_questions, first
     from memrl.utils.progress import Progress
 

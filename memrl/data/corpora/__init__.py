@@ -1,11 +1,11 @@
 """Published question-answering files as questions with gold paragraphs and distractors, recognised by their content.
 
-    HotpotQA   the official JSON, or the hub's parquet (`memrl.data.corpora.hotpotqa`)
-    SQuAD      the official JSON of v1.1 and v2.0, or the hub's parquet (`memrl.data.corpora.squad`)
-    MuSiQue    JSON lines (`memrl.data.corpora.musique`)
+    HotpotQA   the official JSON, or the hub's parquet
+    SQuAD      the official JSON of v1.1 and v2.0, or the hub's parquet
+    MuSiQue    JSON lines
     paragraphs a JSON list, or JSON lines, of objects with `title` and `text`: no questions, a pool of distractors
 
-Each may be gzipped. Every mistake names the file, the item and the field.
+Each may be gzipped (`memrl.data.corpora.layouts` shows their fields). Every error message names the file, the item and the field.
 """
 
 import os
@@ -14,23 +14,23 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from memrl.data.corpora import hotpotqa, musique, squad
 from memrl.data.corpora.items import Item, read_items
+from memrl.data.corpora.layouts import read_hotpotqa, read_musique, read_squad
 from memrl.data.paragraphs import Paragraph, Question
 
 _NAMES = {"hotpotqa": "HotpotQA", "squad": "SQuAD", "musique": "MuSiQue", "paragraphs": "plain paragraphs"}
-KINDS = ("hotpotqa", "squad", "musique")
+_READERS = {"hotpotqa": read_hotpotqa, "squad": read_squad, "musique": read_musique}
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a file holds.
+    """The content of one or several files.
 
     Attributes:
-        kind: one of `KINDS`, or "paragraphs".
-        questions: those that can be answered, in the file's order.
+        kind: "hotpotqa", "squad", "musique", or "paragraphs".
+        questions: the answerable ones, in the file's order.
         paragraphs: all of the file, those of unanswerable questions included; may hold some of them several times.
-        num_unanswerable: questions that were left out because the file says that they have no answer.
+        num_unanswerable: number of questions that were left out because the file marks them as unanswerable.
     """
 
     kind: str
@@ -40,11 +40,11 @@ class Source:
 
 
 def read_source(path: str | os.PathLike[str], kind: str | None = None) -> Source:
-    """Read a file of any kind, or of one of `KINDS` alone.
+    """Read a file; of any kind, or only of `kind`, "hotpotqa", "squad" or "musique".
 
     Raises:
-        ValueError: a file that cannot be read, of no known or of another kind, an item that is not as the kind has it, an id that
-            two questions share, or, where `kind` is given, no question at all.
+        ValueError: a file that cannot be read, of an unknown or of another kind, an item that does not have the kind's layout, an
+            id that two questions share, or, if `kind` is given, no question at all.
     """
     items = read_items(path)
     first = next(items)
@@ -54,7 +54,7 @@ def read_source(path: str | os.PathLike[str], kind: str | None = None) -> Source
         raise ValueError(f"{path}: holds {_NAMES[found]}, but {_NAMES[kind]} is needed")
     if found == "paragraphs":
         return Source(found, [], [Paragraph(item.text("title"), item.text("text")) for item in items])
-    source = Source(found, *{"hotpotqa": hotpotqa.read, "squad": squad.read, "musique": musique.read}[found](items))
+    source = Source(found, *_READERS[found](items))
     _check_ids(path, source.questions, set())
     if kind and not source.questions:
         raise ValueError(f"{path}: none of its {source.num_unanswerable} questions has an answer")
@@ -62,10 +62,10 @@ def read_source(path: str | os.PathLike[str], kind: str | None = None) -> Source
 
 
 def source_files(paths: Iterable[Path]) -> list[Path]:
-    """The files themselves, and in place of a folder its .parquet files, in the order of their names.
+    """The files, with each folder replaced by its .parquet files in the order of their names.
 
     Raises:
-        ValueError: a folder without such a file.
+        ValueError: a folder without .parquet files.
     """
     files: list[Path] = []
     for path in paths:
@@ -77,7 +77,7 @@ def source_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def read_sources(paths: Sequence[str | os.PathLike[str]], kind: str) -> Source:
-    """Files of one of `KINDS` as one, in their order.
+    """Read files of one kind as one, in their order.
 
     Raises:
         ValueError: as `read_source`, or an id that questions of two files share.
@@ -95,16 +95,11 @@ def read_sources(paths: Sequence[str | os.PathLike[str]], kind: str) -> Source:
 
 
 def _check_ids(path: str | os.PathLike[str], questions: Iterable[Question], known: set[str]) -> None:
-    """Raise ValueError where an id is known already; the others become known."""
+    """Raise ValueError for an id that is known; add the others to `known`."""
     for question in questions:
         if question.id in known:
             raise ValueError(f"{path}: the id {question.id!r} occurs twice; ids must be unique")
         known.add(question.id)
-
-
-def read_questions(path: str | os.PathLike[str], kind: str | None = None) -> list[Question]:
-    """The questions that can be answered; see `read_source`."""
-    return read_source(path, kind).questions
 
 
 def read_pool(paths: Iterable[str | os.PathLike[str]]) -> list[Paragraph]:
@@ -128,4 +123,4 @@ def _recognise(first: Item) -> str:
         "HotpotQA (context, supporting_facts), SQuAD (data, or context and answers), MuSiQue (paragraphs), "
         "plain paragraphs (title, text)"
     )
-    raise first.error(f"is of no kind that is known by its fields: {known}; it has {', '.join(map(repr, fields)) or 'none'}")
+    raise first.error(f"its fields are of no known kind: {known}; it has {', '.join(map(repr, fields)) or 'none'}")

@@ -1,4 +1,4 @@
-"""The items of a file, JSON, JSON lines or parquet, one at a time, and the checks of their fields."""
+"""Read the items of a JSON, JSON lines or parquet file one at a time, and check their fields."""
 
 import gzip
 import json
@@ -7,13 +7,13 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from typing import Any, TextIO
 
-_BLOCK = 2**20  # characters of a JSON list that are read at a time
-_ROWS = 256  # of a parquet file at a time
-_SPACE = re.compile(r"[ \t\n\r]*")
+_BLOCK = 2**20  # characters of a JSON list read at a time
+_ROWS = 256  # rows of a parquet file read at a time
+_NOT_SPACE = re.compile(r"[^ \t\n\r]")
 
 
 @dataclass(frozen=True)
@@ -21,50 +21,54 @@ class Item:
     """An object in a file.
 
     Attributes:
-        where: file and item, as messages name them.
-        is_article: it is an entry of the `data` of SQuAD's layout.
+        where: file and item, for error messages.
+        is_article: the item is an entry of `data` in SQuAD's layout.
     """
 
     where: str
     fields: dict[str, Any]
     is_article: bool = False
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.fields, dict):
+            raise ValueError(f"{self.where}: an object is needed, got {repr(self.fields)[:40]}")
+
     def error(self, problem: str) -> ValueError:
         return ValueError(f"{self.where}: {problem}")
 
-    def wrong(self, field: str, allowed: str, got: Any) -> ValueError:
-        return self.error(f"{field}: {allowed} is needed, got {repr(got)[:40]}")
+    def wrong(self, field: str, allowed: str) -> ValueError:
+        return self.error(f"{field}: {allowed} is needed, got {repr(self.fields.get(field))[:40]}")
 
     def named(self, name: str) -> "Item":
-        return Item(f"{self.where} ({name})", self.fields, self.is_article)
+        return replace(self, where=f"{self.where} ({name})")
 
     def text(self, field: str) -> str:
-        """A field that has to hold text that is not blank."""
+        """A field that must hold text that is not blank."""
         value = self.fields.get(field)
         if not isinstance(value, str) or not value.strip():
-            raise self.wrong(field, "a text that is not blank", value)
+            raise self.wrong(field, "a text that is not blank")
         return self.checked(field, value)
 
     def checked(self, field: str, value: str) -> str:
-        """The value, if a file can hold it."""
+        """The value, if UTF-8 can encode it."""
         try:
             value.encode()
         except UnicodeEncodeError as error:
             raise self.error(f"{field}: character {error.start} is half a surrogate pair, which no text can hold") from None
         return value
 
-    def objects(self, field: str, name: str, parent: str = "") -> list["Item"]:
-        """A field that has to hold a list of objects, at least one; `name` is what messages call one of them."""
+    def objects(self, field: str, name: str, separator: str = ", ") -> list["Item"]:
+        """A field that must hold a list of objects, at least one; error messages call them `name`."""
         value = self.fields.get(field)
         if not isinstance(value, list) or not value:
-            raise self.wrong(field, "a list of objects, at least one,", value)
-        return [_item(f"{self.where}{parent or ', '}{name} {number}", entry) for number, entry in enumerate(value)]
+            raise self.wrong(field, "a list of objects, at least one,")
+        return [Item(f"{self.where}{separator}{name} {number}", entry) for number, entry in enumerate(value)]
 
 
 def read_items(path: str | os.PathLike[str]) -> Iterator[Item]:
     """The objects of a JSON list, of JSON lines, of a parquet file, or of the list `data` in a JSON object; at least one.
 
-    Each is read when it is asked for, so that a list, lines or rows take the memory of what is kept of them; an object with
+    Items of a list, lines and rows are read one after the other, so a large file never has to fit into memory; an object with
     `data` is parsed as a whole.
 
     Raises:
@@ -76,8 +80,7 @@ def read_items(path: str | os.PathLike[str]) -> Iterator[Item]:
         while (first := file.read(1)).isspace():
             pass
         if first == "[":
-            yield from _listed(path, file)
-            return
+            return (yield from _listed(path, file))
         file.seek(0)
         if first != "{":
             raise _no_list(path, _parse(path, file.read()))
@@ -86,7 +89,7 @@ def read_items(path: str | os.PathLike[str]) -> Iterator[Item]:
 
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[TextIO | None]:
-    """The file's text, unpacked; None where it is parquet. What goes wrong when it is read becomes a ValueError."""
+    """The decompressed text of the file, None for parquet. Errors while reading it become ValueErrors."""
     try:
         with open(path, "rb") as file:
             start = file.peek(4)
@@ -94,7 +97,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[TextIO | None]:
                 yield None
                 return
             unpacked = gzip.GzipFile(fileobj=file) if start.startswith(b"\x1f\x8b") else file
-            # Lines by "\n" alone: a JSON text may hold the other line separators.
+            # Lines end in "\n" only: a JSON text may contain the other line separators.
             with TextIOWrapper(unpacked, encoding="utf-8-sig", newline="\n") as text:
                 yield text
     except UnicodeDecodeError as error:
@@ -105,56 +108,62 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[TextIO | None]:
 
 
 def _listed(path: str | os.PathLike[str], file: TextIO) -> Iterator[Item]:
-    """The items of a JSON list whose bracket has been read, without holding the text of more than some of them."""
+    """The items of a JSON list whose bracket has been read, holding the text of some of them at a time.
+
+    Not ijson: it turns half a surrogate pair into "?", and its memory grows with the square of the nesting depth.
+    """
     decode = json.JSONDecoder().raw_decode
-    text, place, number = file.read(_BLOCK), 0, 0
-    while True:
+    text, place, number, mark = file.read(_BLOCK), 0, 0, ","
+    while mark == ",":
         try:
-            place = _SPACE.match(text, place).end()
+            place = _skip_space(text, place)
             if number == 0 and text[place] == "]":
                 raise _no_list(path, [])
             value, end = decode(text, place)
-            end = _SPACE.match(text, end).end()
+            end = _skip_space(text, end)
             mark = text[end]
         except (json.JSONDecodeError, RecursionError, IndexError) as error:
-            # Twice as much each time, so that an item of any size is tried a few times only.
+            # Twice as much each time, so that even a very large item is decoded only a few times.
             more = file.read(max(_BLOCK, len(text) - place))
             if not more:
                 raise ValueError(f"{path}: not JSON: item {number}: {getattr(error, 'msg', 'the list breaks off')}") from None
             text, place = text[place:] + more, 0
             continue
-        yield _item(f"{path}: item {number}", value)
+        yield Item(f"{path}: item {number}", value)
         number, place = number + 1, end + 1
-        if mark == "]":
-            break
-        if mark != ",":
-            raise ValueError(f"{path}: not JSON: a comma is needed between items {number - 1} and {number}, got {mark!r}")
+    if mark != "]":
+        raise ValueError(f"{path}: not JSON: a comma is needed between items {number - 1} and {number}, got {mark!r}")
     if (text[place:] + file.read()).strip():
-        raise ValueError(f"{path}: not JSON: there is more behind the end of the list")
+        raise ValueError(f"{path}: not JSON: there is more after the end of the list")
+
+
+def _skip_space(text: str, place: int) -> int:
+    """The next place that is not JSON's white space, or the end of the text."""
+    found = _NOT_SPACE.search(text, place)
+    return found.start() if found else len(text)
 
 
 def _lines_or_articles(path: str | os.PathLike[str], file: TextIO) -> Iterator[Item]:
-    """The items of JSON lines, or, where the first line is not an object or is all of SQuAD's layout, the articles."""
+    """The objects of JSON lines; if the first one holds `data`, the articles in it (SQuAD's layout)."""
     lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
     number, line = next(lines)
     try:
         found = json.loads(line)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # one object on several lines
         found = _parse(path, line + file.read())
-        lines = iter(())
-    else:
         if "data" not in found:
-            yield Item(f"{path}: line {number}", found)
-            for number, line in lines:
-                yield _item(f"{path}: line {number}", _parse(f"{path}: line {number}", line))
-            return
-    if "data" not in found:
-        raise _no_list(path, found)
-    del line
-    if next(lines, None):
-        raise ValueError(f"{path}: not JSON: there is more behind the end of the object")
-    for article in Item(str(path), found).objects("data", "article", parent=": "):
-        yield Item(article.where, article.fields, is_article=True)
+            raise _no_list(path, found) from None
+        lines = iter(())
+    if "data" in found:
+        if next(lines, None):
+            raise ValueError(f"{path}: not JSON: there is more after the end of the object")
+        for article in Item(str(path), found).objects("data", "article", separator=": "):
+            yield replace(article, is_article=True)
+        return
+    yield Item(f"{path}: line {number}", found)
+    for number, line in lines:
+        where = f"{path}: line {number}"
+        yield Item(where, _parse(where, line))
 
 
 def _parse(where: str | os.PathLike[str], text: str) -> Any:
@@ -173,19 +182,12 @@ def _rows(path: str | os.PathLike[str]) -> Iterator[Item]:
     import pyarrow
     from pyarrow import parquet
 
-    number = 0
+    number = -1
     try:
-        for batch in parquet.ParquetFile(path).iter_batches(batch_size=_ROWS):
-            for row in batch.to_pylist():
-                yield _item(f"{path}: row {number}", row)
-                number += 1
+        rows = (row for batch in parquet.ParquetFile(path).iter_batches(batch_size=_ROWS) for row in batch.to_pylist())
+        for number, row in enumerate(rows):
+            yield Item(f"{path}: row {number}", row)
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
-    if not number:
+    if number < 0:
         raise ValueError(f"{path}: a parquet file with at least one row is needed")
-
-
-def _item(where: str, value: Any) -> Item:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where}: an object is needed, got {repr(value)[:40]}")
-    return Item(where, value)

@@ -1,6 +1,6 @@
 """RULER (arXiv 2404.06654): thirteen tasks on documents of an exact number of tokens. docs/ruler.md describes them.
 
-Eleven are made up (`needles`, `chains`, `counts`), two ask the questions of SQuAD and HotpotQA (`qa`).
+Eleven tasks are synthetic (`needles`, `chains`, `counts`), two ask the questions of SQuAD and HotpotQA (`qa`).
 """
 
 from __future__ import annotations
@@ -12,30 +12,19 @@ if TYPE_CHECKING:
     from memrl.tokenizer import Tokenizer
     from memrl.types import Sample
 
-TASKS = (
-    "niah_single_1",
-    "niah_single_2",
-    "niah_single_3",
-    "niah_multikey_1",
-    "niah_multikey_2",
-    "niah_multikey_3",
-    "niah_multivalue",
-    "niah_multiquery",
-    "vt",
-    "cwe",
-    "fwe",
-    "qa_1",
-    "qa_2",
+TASKS = tuple(
+    "niah_single_1 niah_single_2 niah_single_3 niah_multikey_1 niah_multikey_2 niah_multikey_3 niah_multivalue niah_multiquery "
+    "vt cwe fwe qa_1 qa_2".split()
 )
 
 
 @dataclass
 class RulerFiles:
-    """The user's files, which some of the tasks are made from."""
+    """The user's files that some of the tasks are made from."""
 
     essays: str | None = None
     """text to hide needles in, for niah_single_2, niah_single_3, niah_multikey_1, niah_multivalue and niah_multiquery: a folder
-    of .txt or .txt.gz files, or one file; repeated where a document is longer"""
+    of .txt or .txt.gz files, or one file; repeated if a document is longer"""
     squad: str | None = None
     """SQuAD questions and paragraphs, for qa_1: a JSON file, .gz or not"""
     hotpotqa: str | None = None
@@ -43,25 +32,30 @@ class RulerFiles:
     pool: list[str] = field(default_factory=list)
     """more files of paragraphs for qa_1 and qa_2 to draw from"""
     repeat: Literal["refuse", "report"] = "refuse"
-    """where qa_1 or qa_2 needs more paragraphs than there are: refuse the length, or repeat some and say so in the metadata"""
+    """if qa_1 or qa_2 needs more paragraphs than there are: refuse the length, or repeat some and count them in the metadata"""
 
 
 class RulerTask(Protocol):
     """
     Attributes:
-        version: changes when the same arguments to `sample` mean another sample; depends on the contents of the files.
-        num_questions: how many different questions there are; None for tasks that are made up.
+        version: changes when the same arguments to `sample` give another sample; depends on the contents of the files.
+        num_questions: number of different questions; None for synthetic tasks.
         answer_tokens: RULER's budget of the answer, which the length includes.
     """
 
     version: str
-    num_questions: int | None
     answer_tokens: int
 
-    def sample(self, length: int, index: int, seed: int) -> Sample:
-        """The sample number `index` of this length: a pure function of the arguments and the files.
+    @property
+    def num_questions(self) -> int | None: ...
 
-        tokens(context) + tokens(question) + answer_tokens + a reserve for the prompt's own words <= length.
+    def check(self, length: int) -> None:
+        """Raise ValueError if the task has too little text for samples of this length."""
+
+    def sample(self, length: int, index: int, seed: int) -> Sample:
+        """Sample number `index` of this length: a pure function of the arguments and the files.
+
+        tokens(context) + tokens(question) + answer_tokens + a reserve for the words of the prompt <= length.
         """
         ...
 
@@ -70,7 +64,7 @@ def make_ruler(name: str, tokenizer: Tokenizer, files: RulerFiles) -> RulerTask:
     """A task by name.
 
     Raises:
-        ValueError: no such task, or one that needs a file that is not given or cannot be read.
+        ValueError: an unknown task, or a file that the task needs is not given or cannot be read.
     """
     if name in ("qa_1", "qa_2"):
         from memrl.data.ruler.qa import QaGenerator
@@ -87,14 +81,6 @@ def make_ruler(name: str, tokenizer: Tokenizer, files: RulerFiles) -> RulerTask:
     if name not in TASKS:
         raise ValueError(f"there is no RULER task {name!r}; the tasks are {', '.join(TASKS)}")
 
-    from memrl.data.ruler.haystack import noise_lines, read_essays
-    from memrl.data.ruler.needles import KINDS, NeedleTask
+    from memrl.data.ruler.needles import NiahTask
 
-    match KINDS[name].haystack:
-        case "needles":
-            return NeedleTask(name, tokenizer, None)
-        case "noise":
-            return NeedleTask(name, tokenizer, noise_lines())
-    if not files.essays:
-        raise ValueError(f"{name} hides its needles in a text of yours; give --essays FOLDER, a folder of .txt files")
-    return NeedleTask(name, tokenizer, read_essays(files.essays))
+    return NiahTask(name, tokenizer, files.essays)

@@ -1,4 +1,4 @@
-"""Variable tracking (vt): assignments in a chain, hidden one by one in noise; the question asks which variables hold a value.
+"""Variable tracking (vt): hide a chain of assignments in noise and ask which variables hold a value.
 
 LET QXJZV = 57213
 LET BMKTA = QXJZV
@@ -16,7 +16,7 @@ _SMALLEST = 200  # characters of noise
 
 
 class ChainTask(SyntheticTask):
-    """One chain of NUM_HOPS + 1 variables, each of which is assigned before the next one takes its value over."""
+    """One chain of NUM_HOPS + 1 variables; each is assigned before the next one copies its value."""
 
     def __init__(self, name: str, tokenizer: Tokenizer):
         self.haystack = noise_lines()

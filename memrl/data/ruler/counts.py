@@ -1,4 +1,4 @@
-"""Which words occur most often? Common words in a numbered list (cwe), frequent words in a coded text (fwe)."""
+"""Ask for the most frequent words: of a numbered list (cwe, common words) or of a coded text (fwe, frequent words)."""
 
 import math
 
@@ -11,14 +11,14 @@ from memrl.tokenizer import Tokenizer
 
 NUM_COMMON = 10
 SHORT = 4096  # tokens; below this, lists are built with fewer repetitions
-FULL_COUNTS, SHORT_COUNTS = (30, 3), (6, 1)  # of a common word, of every other word
+FULL_COUNTS, SHORT_COUNTS = (30, 3), (6, 1)  # repetitions of a common word and of every other word
 NOISE_WORD = "..."
 NUM_FREQUENT = 3
-_SMALLEST_TEXT = 100  # from here on the counts of ranks 2 to 5 all differ
+_SMALLEST_TEXT = 100  # words; from this size on the counts of ranks 2 to 5 all differ
 
 
 class CommonWords(SyntheticTask):
-    """A list of which 10 words occur 30 times each and all others 3 times; as many others as fill the length."""
+    """A list in which 10 words occur 30 times each and all others 3 times; the number of others fills the length."""
 
     def __init__(self, name: str, tokenizer: Tokenizer):
         super().__init__(name, tokenizer, answer_tokens=120)
@@ -33,7 +33,7 @@ class CommonWords(SyntheticTask):
         def build(num_others: int) -> Document:
             needed = NUM_COMMON + num_others
             if needed > NUM_WORDS:
-                raise ValueError(f"{self.name}: {length} tokens need more than the {NUM_WORDS} words there are; give fewer")
+                raise ValueError(f"{self.name}: {length} tokens need more than the {NUM_WORDS} words of the lists; give fewer")
             words = [word(number) for number in draw(rng("words"), NUM_WORDS, needed)]
             items = words[:NUM_COMMON] * common + words[NUM_COMMON:] * other
             shuffle(rng("order"), items)
@@ -43,7 +43,7 @@ class CommonWords(SyntheticTask):
 
 
 def zeta_counts(size: int) -> list[int]:
-    """How often the word of each rank occurs in a text of about `size` words, rank 1 first, down to the last that occurs.
+    """The count of each rank's word in a text of about `size` words, rank 1 first, down to the last rank that occurs.
 
     Rank k occurs floor(size * k^-2 / zeta(2)) times, zeta(2) = pi^2 / 6: the zeta distribution with exponent 2 (RULER, arXiv
     2404.06654, "frequent words extraction").
@@ -53,7 +53,7 @@ def zeta_counts(size: int) -> list[int]:
 
 
 class FrequentWords(SyntheticTask):
-    """A text of coded words with zeta-distributed counts. The most frequent is no word but dots; asked for are the next three."""
+    """A text of coded words with zeta-distributed counts. The most frequent one is dots; the question asks for the next three."""
 
     def __init__(self, name: str, tokenizer: Tokenizer):
         super().__init__(name, tokenizer, answer_tokens=50)

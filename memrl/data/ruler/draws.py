@@ -1,7 +1,7 @@
-"""Random things for the tasks, beyond `memrl.data.paragraphs.draw`.
+"""Draw numbers, letters and UUIDs, and shuffle.
 
-Like there, all numbers come from `random.Random.random()`, the only method whose numbers Python promises to keep from one version
-to the next.
+As in `memrl.data.paragraphs`, all numbers come from `random.Random.random()`, the only method whose numbers Python guarantees to
+be the same in every version.
 """
 
 import random
@@ -23,16 +23,11 @@ def shuffle(rng: random.Random, items: MutableSequence) -> None:
     items[:] = [items[index] for index in draw(rng, len(items), len(items))]
 
 
-def letters(rng: random.Random, count: int) -> str:
-    """A string of so many random capitals."""
-    return "".join(_CAPITALS[below(rng, 26)] for _ in range(count))
-
-
 def distinct_letters(rng: random.Random, length: int, count: int) -> list[str]:
-    """So many different strings of `length` capitals; a smaller count gives the start of it."""
+    """`count` different strings of `length` capitals; a smaller count gives the start of the list."""
     found: dict[str, None] = {}
     while len(found) < count:
-        found.setdefault(letters(rng, length))
+        found.setdefault("".join(_CAPITALS[below(rng, 26)] for _ in range(length)))
     return list(found)
 
 

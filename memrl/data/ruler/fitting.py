@@ -1,17 +1,17 @@
-"""How much of a document fits a number of tokens: found with one to three passes over it, whatever its length.
+"""Build a document that fills a number of tokens, counting the tokens of whole documents one to three times.
 
 A document is built from a number of *units* (words, lines, characters of a text), and its tokens grow nearly in proportion to
-them. So a few slices of a document tell how many units to take to within a percent, counting the whole document once tells the
-proportion to within a small fraction of that, and a second count confirms it.
+them. The tokens of a few slices give the number of units to within a percent; counting the whole document once gives it to within
+a small fraction of that, and a second count confirms it.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-_SHORT = 100_000  # characters; of a longer document, slices are counted for an estimate
-_SLICES, _SHARE = 64, 0.125  # how many, and how much of the document they are together
+_SHORT = 100_000  # characters; the tokens of a longer document are estimated from slices
+_SLICES, _SHARE = 64, 0.125  # number of slices, and their share of the document
 _ESTIMATES, _PASSES = 3, 16
-_SLACK = 0.002  # of the budget may stay empty before another pass is worth its time
+_SLACK = 0.002  # share of the budget that may stay empty
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Document:
     Attributes:
         context: the text.
         places: where each piece of evidence begins, in characters.
-        facts: what else the sample's metadata shall hold.
+        facts: further metadata of the sample.
     """
 
     context: str
@@ -29,7 +29,7 @@ class Document:
 
 
 class TooShort(ValueError):
-    """Not even the smallest document fits; `.tokens` is what that one takes."""
+    """Not even the smallest document fits; it has `.tokens` tokens."""
 
     def __init__(self, tokens: int):
         super().__init__(f"the smallest document takes {tokens} tokens")
@@ -50,7 +50,7 @@ def fit(
         count: tokens of a text.
         budget: never exceeded.
         smallest: the fewest units that make a document.
-        step: so many units more make a longer document, which tells roughly what a unit takes.
+        step: units to add for a second document, whose tokens give a first estimate of the tokens per unit.
 
     Raises:
         TooShort: the smallest document takes more than the budget.
@@ -60,16 +60,16 @@ def fit(
     if base > budget:
         raise TooShort(base)
     rate = max(1, count(build(smallest + step).context) - base) / step
-    least = rate / 10  # where one unit more makes no difference, the next guess must not be without bounds
+    least = rate / 10  # bounds the next guess if more units add no tokens
     aim = budget * (1 - _SLACK / 2)
     units = max(smallest + 1, smallest + round((aim - base) / rate))
     for _ in range(_ESTIMATES):
         tried = units
         rate = max(least, (_estimate(build(units).context, count) - base) / (units - smallest))
         units = max(smallest + 1, smallest + round((aim - base) / rate))
-        if abs(units - tried) <= 0.02 * tried:  # so near the rate holds
+        if abs(units - tried) <= 0.02 * tried:  # the rate holds over so short a distance
             break
-    below, above = smallest, None  # a number of units known to fit, and one known not to
+    below, above = smallest, None  # numbers of units: one that fits, and one that does not
     for _ in range(_PASSES):
         document = build(units)
         found = count(document.context)
@@ -89,7 +89,7 @@ def fit(
 
 
 def _estimate(text: str, count: Callable[[str], int]) -> float:
-    """About how many tokens a text has: of a long one, evenly spaced slices are counted, cut at white space."""
+    """Estimate a text's tokens; those of a long text from evenly spaced slices, cut at white space."""
     if len(text) <= _SHORT:
         return count(text)
     stratum = len(text) / _SLICES

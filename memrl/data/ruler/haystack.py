@@ -1,4 +1,4 @@
-"""What needles are hidden in: a text that goes on for ever, by repetition."""
+"""Background text, repeated to any length, with needles hidden in it."""
 
 import bisect
 import gzip
@@ -10,21 +10,21 @@ from pathlib import Path
 
 from memrl.utils.files import fingerprint
 
-# Plain statements about nothing, of which none has a number, a capital inside, or a word of the lists.
+# Plain statements without numbers, capitals inside a sentence, or words of the word lists.
 NOISE = "The lamp burns on. The path goes up. The rain comes down. We wait for a while. Then we walk back."
 
 _SENTENCE_END = re.compile(r"[.!?]+[\"')\]\u2019\u201d]*(?= )|[\u3002\uff01\uff1f][\u300d\u300f\u201d]?")
-_LONGEST_SENTENCE = 1000  # characters; where no sentence ends for so long, any white space will do
-_LONGEST_WORD = 24  # characters; longer runs without white space are cut anywhere
+_LONGEST_SENTENCE = 1000  # characters; a longer sentence is split at any white space
+_LONGEST_WORD = 24  # characters; a longer word is cut anywhere
 
 
 class Haystack:
-    """A text repeated without end, and the places in it where something may be put in.
+    """A text repeated without end, and the places where needles can be inserted.
 
     Attributes:
-        text: one round of it, `separator` at its end included.
-        separator: stands between two pieces: a space (pieces are sentences) or a line end (pieces are lines).
-        version: changes when the text may be another one.
+        text: one round of the text, with `separator` at its end.
+        separator: what separates two pieces: a space (pieces are sentences) or a line end (pieces are lines).
+        version: changes with the text.
     """
 
     def __init__(self, text: str, separator: str, version: str = ""):
@@ -34,7 +34,7 @@ class Haystack:
 
     @cached_property
     def _starts(self) -> list[int]:
-        """Where pieces begin, in rising order, from 0 to the length of the text, with no wider gap than _LONGEST_SENTENCE."""
+        """Where pieces begin, ascending from 0 to the length of the text, at most _LONGEST_SENTENCE apart."""
         if self.separator == "\n":
             ends = [match.end() for match in re.finditer("\n", self.text)]
         else:
@@ -49,23 +49,23 @@ class Haystack:
         return starts
 
     def _cut(self, place: int, reach: int) -> int:
-        """The last beginning of a word in the `reach` characters before `place`, or `place` where there is none."""
+        """The last beginning of a word in the `reach` characters before `place`; `place` if there is none."""
         found = self.text.rfind(" ", place - reach, place)
         return place if found < 0 else found + 1
 
     def start(self, share: float) -> int:
-        """Where the piece begins that holds this share, from 0 to less than 1, of the text."""
+        """Where the piece begins that contains the place at `share`, from 0 to less than 1, of the text."""
         return self._starts[bisect.bisect_right(self._starts, share * len(self.text)) - 1]
 
     def _near(self, place: int, latest: int) -> int:
-        """The beginning of a piece that is nearest to a place of the repeated text, and not behind `latest`."""
+        """The beginning of a piece that is nearest to a place of the repeated text and at most `latest`."""
         rounds, rest = divmod(place, len(self.text))
         after = bisect.bisect_left(self._starts, rest)
         near = [rounds * len(self.text) + start for start in self._starts[max(0, after - 1) : after + 1]]
         return min((start for start in near if start <= latest), key=lambda start: abs(start - place))
 
     def window(self, start: int, size: int) -> str:
-        """At most `size` characters of the repeated text from `start` on, cut behind a word."""
+        """At most `size` characters of the repeated text from `start` on, cut after a word."""
         end = start + size
         whole = self.text * -(-(end + 1) // len(self.text))
         earliest = max(start, end - _LONGEST_WORD)
@@ -76,12 +76,12 @@ class Haystack:
         """A window with needles in it.
 
         Args:
-            needles: each gets a piece of its own. Of needles in one place, the one with the smaller share comes first.
-            shares: where each is to stand, as a share of the window, from 0 to less than 1.
-            start, size: of the window, in characters, as in `window`.
+            needles: each becomes a piece. Of needles at one place, the one with the smaller share comes first.
+            shares: the place of each needle as a share of the window, from 0 to less than 1.
+            start, size: the window in characters, as in `window`.
 
         Returns:
-            The text, and the character at which each needle begins in it, in the order of `needles`.
+            The text, and the character at which each needle begins, in the order of `needles`.
         """
         window = self.window(start, size)
         pieces: list[str] = []
@@ -96,22 +96,22 @@ class Haystack:
         return ("".join(pieces) + window[last:]).rstrip(), places
 
     def rounds(self, size: int) -> float:
-        """How often a window of so many characters goes through the text."""
+        """How many times a window of `size` characters repeats the text."""
         return round(size / len(self.text), 3)
 
 
 def noise_lines() -> Haystack:
-    """The same line again and again."""
+    """One line, repeated."""
     return Haystack(NOISE, "\n", "noise")
 
 
 def read_essays(path: str | Path) -> Haystack:
-    """The texts of a folder, `.txt` and `.txt.gz`, its folders included, in the order of their paths; or of one file.
+    """The texts of a folder and its subfolders, `.txt` and `.txt.gz`, in the order of their paths; or of one file.
 
     Runs of white space, line ends among them, become one space.
 
     Raises:
-        ValueError: nothing there, no text in it, or text that is not UTF-8.
+        ValueError: no such file, no text in it, or text that is not UTF-8.
     """
     path = Path(path)
     if path.is_dir():
@@ -120,10 +120,10 @@ def read_essays(path: str | Path) -> Haystack:
     else:
         files = [path] if path.is_file() else []
     if not files:
-        raise ValueError(f"--essays {path}: there is no text here; give a folder that holds .txt or .txt.gz files, or one file")
+        raise ValueError(f"--essays {path}: there is no text here; give a folder of .txt or .txt.gz files, or one file")
     text = " ".join(word for file in files for word in _read(file).split())
     if not text:
-        raise ValueError(f"--essays {path}: the files hold nothing but white space; give files with text in them")
+        raise ValueError(f"--essays {path}: the files contain only white space; give files with text")
     return Haystack(text, " ", fingerprint(files))
 
 

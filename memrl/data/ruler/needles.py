@@ -1,4 +1,4 @@
-"""Needles in a haystack: statements about keys, hidden in text, of which the question asks for some (the niah tasks).
+"""Needles in a haystack: hide statements about keys in a text and ask for some of them (the niah tasks).
 
 A hidden number of brave-otter is 4821973.
 """
@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 from memrl.data.paragraphs import draws
 from memrl.data.ruler.draws import uuid
 from memrl.data.ruler.fitting import Document
-from memrl.data.ruler.haystack import Haystack
+from memrl.data.ruler.haystack import Haystack, noise_lines, read_essays
 from memrl.data.ruler.task import Plan, Rng, SyntheticTask, listed
 from memrl.data.ruler.words import NUM_WORDS, word
 from memrl.tokenizer import Tokenizer
@@ -27,9 +27,9 @@ class NeedleKind:
     """
     Attributes:
         haystack: "noise" is one line repeated, "essays" the user's text, "needles" other needles.
-        keys, values: what they are.
-        num_keys: needles with a key of their own.
-        num_values: needles of each key.
+        keys, values: their type.
+        num_keys: number of different keys.
+        num_values: needles per key.
         num_asked: keys that the question names.
     """
 
@@ -57,16 +57,23 @@ def statement(kind: NeedleKind, key: str, value: str) -> str:
     return f"A hidden {_type(kind)} of {key} is {value}."
 
 
-class NeedleTask(SyntheticTask):
-    """One of the niah tasks."""
+class NiahTask(SyntheticTask):
+    """One of the niah tasks.
 
-    def __init__(self, name: str, tokenizer: Tokenizer, haystack: Haystack | None):
-        """
-        Args:
-            haystack: None where it consists of other needles.
-        """
-        super().__init__(name, tokenizer, ANSWER_TOKENS, haystack.version if haystack else "needles")
-        self.kind, self.haystack = KINDS[name], haystack
+    Raises:
+        ValueError: the task needs `essays`, a path, and there is no text.
+    """
+
+    def __init__(self, name: str, tokenizer: Tokenizer, essays: str | None):
+        self.kind = KINDS[name]
+        self.haystack: Haystack | None = None
+        if self.kind.haystack == "noise":
+            self.haystack = noise_lines()
+        elif self.kind.haystack == "essays":
+            if not essays:
+                raise ValueError(f"{name} hides its needles in a text of yours; give --essays FOLDER, a folder of .txt files")
+            self.haystack = read_essays(essays)
+        super().__init__(name, tokenizer, ANSWER_TOKENS, self.haystack.version if self.haystack else "needles")
 
     def plan(self, length: int, rng: Rng) -> Plan:
         kind = self.kind
@@ -78,19 +85,20 @@ class NeedleTask(SyntheticTask):
         shares = [numbers.random() for _ in pairs]
         question = _question(kind, tuple(keys[: kind.num_asked]))
         match = "all" if asked > 1 else "any"
-        if self.haystack is None:
+        haystack = self.haystack
+        if haystack is None:
             (key, value), (share,) = pairs[0], shares
             words = len(statement(kind, key, value).split())
             build = partial(self._among_needles, rng, share, words)
             return Plan(question, (value,), match, build, smallest=2 * words, step=32 * words)
         needles = [statement(kind, key, value) for key, value in pairs]
-        start = self.haystack.start(rng("start").random())
+        start = haystack.start(rng("start").random())
 
         def hide(size: int) -> Document:
-            context, places = self.haystack.hide(needles, shares, start, size)
-            facts = {}
+            context, places = haystack.hide(needles, shares, start, size)
+            facts: dict[str, Any] = {}
             if kind.haystack == "essays":
-                facts = {"haystack_rounds": self.haystack.rounds(size)}
+                facts["haystack_rounds"] = haystack.rounds(size)
             if len(pairs) > asked:
                 facts["other_depths"] = [place / len(context) for place in places[asked:]]
             return Document(context, tuple(places[:asked]), facts)
@@ -98,7 +106,7 @@ class NeedleTask(SyntheticTask):
         return Plan(question, tuple(value for _, value in pairs[:asked]), match, hide, smallest=_SMALLEST, step=2000)
 
     def _among_needles(self, rng: Rng, share: float, words: int, units: int) -> Document:
-        """The needle among others of together `units` words, each of which has `words`; the last one may break off."""
+        """The needle among other needles with `units` words in total, `words` each; the last one may be cut."""
         num_others = -(-units // words)
         keys = self._keys(rng("keys"), num_others + 1)
         values = self._values(rng("values"), num_others + 1)
@@ -119,12 +127,12 @@ class NeedleTask(SyntheticTask):
         numbers = (str(1_000_000 + place) for place in draws(rng, 9_000_000))
         return self._take(_uuids(rng) if self.kind.values == "uuids" else numbers, number)
 
-    def _take(self, different: Iterable[str], number: int) -> list[str]:
-        """The first so many that the haystack's own text does not hold; of the same ones, a smaller number gives the start."""
+    def _take(self, candidates: Iterable[str], number: int) -> list[str]:
+        """The first `number` candidates that are absent from the haystack's own text; a smaller number gives their start."""
         text = self.haystack.text if self.haystack else ""
-        taken = list(islice((one for one in different if one not in text), number))
+        taken = list(islice((one for one in candidates if one not in text), number))
         if len(taken) < number:
-            raise ValueError(f"{self.name}: the length needs {number} keys, and there are {len(taken)}; give fewer tokens")
+            raise ValueError(f"{self.name}: the length needs {number} keys, and there are only {len(taken)}; give fewer tokens")
         return taken
 
 

@@ -1,9 +1,9 @@
 """RULER's question answering (Hsieh et al. 2024, arXiv 2404.06654): qa_1 from SQuAD, qa_2 from HotpotQA, at a number of tokens.
 
-As in RULER's own generator the questions come in the file's order, the paragraphs that belong to a question (SQuAD: the rest of
-the article) go in first, SQuAD's stand without titles and HotpotQA's below them, and the answer has 32 tokens.
+As in RULER's own generator, the questions come in the file's order, the paragraphs that belong to a question (SQuAD: the rest of
+the article) are used first, HotpotQA's paragraphs have titles and SQuAD's have none, and the answer has 32 tokens.
 
-DEPARTS from the MemAgent code: all gold answers count, not the first alone, and the order of the paragraphs is each sample's own.
+DEPARTS from the MemAgent code: all gold answers count, not only the first, and each sample has its own order of paragraphs.
 """
 
 import hashlib
@@ -21,74 +21,81 @@ from memrl.utils.files import fingerprint
 if TYPE_CHECKING:
     from memrl.data.ruler import RulerFiles
 
-FORMAT = "1"  # raised whenever the same arguments come to mean another sample
+FORMAT = "1"  # raised when the same arguments give another sample
 KINDS = {"qa_1": "squad", "qa_2": "hotpotqa"}
 
 
-class QaGenerator:
-    """
+class QuestionFile:
+    """The questions of a published file, and long documents from its paragraphs and from a pool.
+
     Attributes:
-        name: "qa_1" or "qa_2".
-        answer_tokens: the budget of the answer, which the length includes.
-        num_questions: how many there are in the file; indices are below it.
-        version: changes when the same arguments to `sample` mean another sample.
+        answer_tokens: the budget of the answer, which RULER's lengths include.
+        num_questions: number of questions in the file; indices are below it.
     """
 
     answer_tokens = 32
 
-    def __init__(self, name: str, tokenizer: Tokenizer, files: "RulerFiles"):
+    def __init__(self, name: str, kind: str, files: "RulerFiles", tokenizer: Tokenizer | None = None, titles: bool = True):
         """
         Raises:
-            ValueError: no file is given for the task, or one cannot be read.
+            ValueError: no file of this kind is given, or one cannot be read.
         """
-        kind = KINDS[name]
-        path = getattr(files, kind)
+        path: str | None = getattr(files, kind)
         if path is None:
             raise ValueError(f"{name} asks the questions of a published file; give --{kind} FILE")
-        self.name, self._tokenizer = name, tokenizer
         source = read_source(path, kind)
-        self._questions = source.questions
-        self.num_questions = len(source.questions)
-        pool = Pool([*source.paragraphs, *read_pool(files.pool)])
-        self._documents = LongDocuments(pool, tokenizer, files.repeat, titles=name == "qa_2")
-        # The tokenizer decides how many paragraphs make a length; how it splits one of them tells it from others.
-        splits = repr((tokenizer.vocab_size, tokenizer.encode(pool.paragraphs[0].text), RESERVE))
-        self.version = f"{FORMAT}-{fingerprint([path, *files.pool])}-{hashlib.sha256(splits.encode()).hexdigest()[:8]}"
+        self.name, self.paths = name, [path, *files.pool]
+        self.questions, self.num_questions = source.questions, len(source.questions)
+        self.documents = LongDocuments(Pool([*source.paragraphs, *read_pool(files.pool)]), tokenizer, files.repeat, titles)
+
+    def question(self, index: int) -> Question:
+        if not 0 <= index < self.num_questions:
+            raise ValueError(f"{self.name}: there is no question {index}; the file has {self.num_questions}, counted from 0")
+        return self.questions[index]
+
+
+class QaGenerator(QuestionFile):
+    """qa_1 or qa_2; a `memrl.data.ruler.RulerTask`."""
+
+    def __init__(self, name: str, tokenizer: Tokenizer, files: "RulerFiles"):
+        super().__init__(name, KINDS[name], files, tokenizer, titles=name == "qa_2")
+        self._tokenizer = tokenizer
+        # The number of paragraphs of a length depends on the tokenizer; its tokens of one paragraph identify it.
+        splits = repr((tokenizer.vocab_size, tokenizer.encode(self.documents.pool.paragraphs[0].text), RESERVE))
+        self.version = f"{FORMAT}-{fingerprint(self.paths)}-{hashlib.sha256(splits.encode()).hexdigest()[:8]}"
 
     def check(self, length: int) -> None:
-        """Tell before any sample is made that a length cannot be reached; paragraphs are counted as far as the length needs.
+        """Check that a length can be reached before any sample is made; counts only as many paragraphs as it needs.
 
         Raises:
             ValueError: all paragraphs together do not fill the length, and they may not repeat.
         """
-        if self._documents.repeat == "report":
+        if self.documents.repeat == "report":
             return
-        needed = length - length // 100 - self._others(self._questions[0])
-        found = self._documents.pool_tokens(enough=needed)
+        needed = length - length // 100 - self._others(self.questions[0])
+        found = self.documents.pool_tokens(enough=needed)
         if found < needed:
-            problem = f"a length of {length} needs paragraphs of {needed} tokens, and all that there are have {found}"
+            problem = f"a length of {length} needs paragraphs of {needed} tokens, and all paragraphs together have {found}"
             raise ValueError(f"{self.name}: {problem}; give a shorter length, more paragraphs (--pool), or --repeat report")
 
     def _others(self, question: Question) -> int:
-        """Tokens that are kept for question, answer and prompt."""
+        """Tokens reserved for question, answer and prompt."""
         return len(self._tokenizer.encode(question.question)) + self.answer_tokens + RESERVE
 
     def sample(self, length: int, index: int, seed: int) -> Sample:
-        """The question number `index` of the file, a pure function of the arguments.
+        """Question number `index` of the file, a pure function of the arguments.
 
         Args:
-            length: tokens(context) + tokens(question) + `answer_tokens` + RESERVE is at most this, and at least 99% of it where
+            length: upper bound of tokens(context) + tokens(question) + `answer_tokens` + RESERVE, which is at least 99% of it if
                 the paragraphs allow it; from 4,096 on those of the published files do.
 
         Raises:
-            ValueError: no such question, a length that does not hold its gold paragraphs, or one that all paragraphs do not fill.
+            ValueError: no such question, a length that is too short for the gold paragraphs, or too long for all paragraphs.
         """
-        if not 0 <= index < self.num_questions:
-            raise ValueError(f"{self.name}: there is no question {index}; the file has {self.num_questions}, counted from 0")
-        question = self._questions[index]
+        question = self.question(index)
         others = self._others(question)
         try:
-            sample = self._documents.of_tokens(question, length - others, seed, slack=length // 100)
+            sample = self.documents.of_tokens(question, length - others, seed, slack=length // 100)
         except ValueError as error:
             problem = f"a length of {length} has {others} tokens for question, answer and prompt, so {error}"
             raise ValueError(f"{self.name}: {problem}") from None

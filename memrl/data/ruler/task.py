@@ -1,4 +1,4 @@
-"""What the eleven synthetic tasks share: from (length, index, seed) to a sample of that many tokens."""
+"""The base of the eleven synthetic tasks: make a sample of a number of tokens from (length, index, seed)."""
 
 import hashlib
 import math
@@ -14,22 +14,22 @@ from memrl.data.ruler.words import ADJECTIVES, NOUNS
 from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
 
-RESERVE = 128  # tokens kept free for a prompt's own words and its chat template; ours take 65 with Qwen2.5's
-FORMAT = "1"  # raised whenever the same arguments come to mean another sample
-_MARGIN = 1.125  # another sample's random words may take more tokens
+RESERVE = 128  # tokens for the words of the prompt and its chat template; the default prompt takes 65 with Qwen2.5's
+FORMAT = "1"  # raised when the same arguments give another sample
+_MARGIN = 1.125  # the random words of another sample may have more tokens
 
 Rng = Callable[[str], random.Random]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A sample before its length is known: all that does not depend on how much text there is.
+    """The parts of a sample that do not depend on its length.
 
     Attributes:
         question, answers, match: as in `memrl.types.Sample`.
         build: the document of a number of units, a pure function.
-        smallest: the fewest units that make sense.
-        step: so many units more tell what a unit takes.
+        smallest: the fewest units of a document.
+        step: as in `fit`.
     """
 
     question: str
@@ -41,21 +41,14 @@ class Plan:
 
 
 class SyntheticTask(ABC):
-    """A task of which every sample is made up.
-
-    Attributes:
-        name: of the task, one of `memrl.data.ruler.TASKS`.
-        answer_tokens: the budget of the answer, which the length includes.
-        num_questions: None: there is no end of them.
-        version: changes when the same arguments to `sample` mean another sample.
-    """
+    """A task whose samples are made from random words and numbers; a `memrl.data.ruler.RulerTask`."""
 
     num_questions: int | None = None
 
     def __init__(self, name: str, tokenizer: Tokenizer, answer_tokens: int, haystack: str = ""):
         """
         Args:
-            haystack: the version of the haystack, where the task has one.
+            haystack: version of the haystack, if the task has one.
         """
         self.name, self.tokenizer, self.answer_tokens = name, tokenizer, answer_tokens
         parts = "\n".join((FORMAT, name, str(RESERVE), haystack, _tokenizer_version(tokenizer)))
@@ -65,19 +58,23 @@ class SyntheticTask(ABC):
     def plan(self, length: int, rng: Rng) -> Plan:
         """
         Args:
-            length: what the sample may take in all, tokens.
-            rng: a generator of its own for every purpose, by name; the same name gives the same numbers again.
+            length: tokens of the whole sample.
+            rng: gives a generator for each purpose, by name; the same name gives the same numbers again.
         """
 
+    def check(self, length: int) -> None:
+        """There is nothing to check: the text is generated."""
+        return
+
     def sample(self, length: int, index: int, seed: int) -> Sample:
-        """The sample number `index` of this length, a pure function of the arguments.
+        """Sample number `index` of this length, a pure function of the arguments.
 
         Args:
-            length: at most this is tokens(context) + tokens(question) + `answer_tokens` + RESERVE, and from 4,096 on at least 99%
-                of it, where the tokenizer needs no more than some 40 tokens for a line of a task.
+            length: upper bound of tokens(context) + tokens(question) + `answer_tokens` + RESERVE, which is from 4,096 on at least
+                99% of it if the tokenizer needs at most about 40 tokens for a line of the task.
 
         Raises:
-            ValueError: the length does not hold the smallest document, or holds more than the task has words for.
+            ValueError: the smallest document is longer, or the task has too few words for the length.
         """
         plan = self.plan(length, lambda part: random.Random(sample_seed(seed, self.name, length, index, part)))
         question = self._count(plan.question)
@@ -108,7 +105,7 @@ def listed(names: tuple[str, ...]) -> str:
 
 
 def _tokenizer_version(tokenizer: Tokenizer) -> str:
-    """How the tokenizer splits text: equal for equal ones, whatever library wrote their files."""
+    """A hash of how the tokenizer splits text; equal for equal tokenizers, whichever library wrote their files."""
     words = f"{' '.join(ADJECTIVES)}-{' '.join(NOUNS)}"
     probe = f"{NOISE} {words} LET QXJZV = 1029384756 9f8e7d6c-5b4a\n12. it's caf\u00e9, \u6771\u4eac!"
     return hashlib.sha256(repr((tokenizer.vocab_size, tokenizer.encode(probe))).encode()).hexdigest()

@@ -1,0 +1,181 @@
+"""Append-only JSON lines files that survive a kill at any moment, and reading them while they grow."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from memrl.utils.files import read_whole
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Journal:
+    """A JSON lines file that is only appended to; a context manager.
+
+    A line has left the process when `append` returns, so a kill tears at most the line being written. Reading cuts a torn last
+    line off, so that the next line starts on a line of its own.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], busy: str | None = None):
+        """
+        Args:
+            busy: lock the file until it is closed; the error message if another process holds the lock. None: no lock.
+
+        Raises:
+            ValueError: another process holds the lock.
+        """
+        self.path = Path(path)
+        self._file = open(self.path, "a+b") if busy is None else open_locked(self.path, busy)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def append(self, record: Mapping[str, Any] | bytes) -> None:
+        """Append an object, or a line that ends in a line end, and hand it to the operating system."""
+        self._file.write(record if isinstance(record, bytes) else encode_line(record))
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Have the operating system put all lines on the disk now."""
+        os.fsync(self._file.fileno())
+
+    def read_lines(self, is_whole: Callable[[bytes], bool] = lambda line: True) -> Iterator[bytes]:
+        """All lines in order, with their line ends; to be exhausted before the next `append`.
+
+        A torn last line is cut off the file; so is the first line that is not `is_whole`, with everything after it.
+        """
+        self._file.seek(0)
+        end = 0
+        for line in self._file:
+            if not (line.endswith(b"\n") and is_whole(line)):
+                self.truncate(end)
+                return
+            yield line
+            end += len(line)
+
+    def read(self, advice: str, check: Callable[[dict[str, Any]], object] = lambda record: None) -> Iterator[dict[str, Any]]:
+        """All objects in order, as `read_lines`.
+
+        Args:
+            advice: what a user can do about a damaged line, for the error message.
+            check: raises ValueError, KeyError or TypeError if the object is none of this file's.
+
+        Raises:
+            ValueError: a damaged line; names file and line.
+        """
+        for number, line in enumerate(self.read_lines(), start=1):
+            try:
+                record = parse_line(line)
+                check(record)
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(f"{self.path}: line {number} is damaged; {advice}") from None
+            yield record
+
+    def truncate(self, size: int = 0) -> None:
+        """Cut the file after `size` bytes."""
+        self._file.seek(size)
+        self._file.truncate()
+
+    def replace(self, lines: Iterable[bytes]) -> None:
+        """Replace the whole content; a kill leaves the old or the new one. A lock stays with the old file."""
+        target = self.path.resolve()
+        fresh = target.with_name(f".{target.name}.new")
+        with open(fresh, "wb") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, target)
+        self._file.close()
+        self._file = open(target, "a+b")
+
+    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Keep only the lines of `wanted` objects; damaged lines are dropped."""
+
+        def is_kept(line: bytes) -> bool:
+            try:
+                return wanted(parse_line(line))
+            except ValueError:
+                return False
+
+        self.replace(filter(is_kept, self.read_lines()))
+
+
+def encode_line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record).encode("ascii") + b"\n"
+
+
+def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The first setting of a file's header that differs from a command's, for an error message; "" if none does."""
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            return f"{name} {json.dumps(old.get(name))[:60]} instead of {json.dumps(new.get(name))[:60]}"
+    return ""
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """The object of a line.
+
+    Raises:
+        ValueError: the rest of a sentence that begins with file and line: "is not JSON", for example.
+    """
+    try:
+        record = json.loads(line)
+    except UnicodeDecodeError:
+        raise ValueError("is not UTF-8 text") from None
+    except (ValueError, RecursionError):
+        raise ValueError("is not JSON") from None
+    if not isinstance(record, dict):
+        raise ValueError("is not a JSON object")
+    return record
+
+
+def read_records(path: str | Path) -> list[tuple[int, dict]]:
+    """The objects of a JSON lines file with their line numbers, from 1; another process may be writing it.
+
+    A torn last line is left out. The file is not changed.
+
+    Raises:
+        ValueError: no such file, or a damaged line; names file and line.
+    """
+    lines = read_whole(path).split(b"\n")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            records.append((number, parse_line(line)))
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}: line {number} {error}") from None
+    return records
+
+
+def open_locked(path: Path, busy: str) -> BinaryIO:
+    """Open a file for appending and reading, locked until it is closed. Without locks in the file system it is only opened.
+
+    Raises:
+        ValueError: `busy`; another process holds the lock.
+    """
+    file = open(path, "a+b")
+    try:
+        import fcntl  # missing on Windows
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ValueError(busy) from None
+    except (ImportError, OSError):
+        pass
+    return file
