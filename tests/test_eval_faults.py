@@ -336,7 +336,7 @@ def whole(model, questions, tmp_path_factory):
     """What a command that nobody killed writes."""
     out = tmp_path_factory.mktemp("whole") / "out"
     arguments = command(model, questions, out)
-    assert importlib.import_module("eval").main(arguments[arguments.index("--model") :]) == 0
+    assert importlib.import_module("memrl.commands.eval").main(arguments[arguments.index("--model") :]) == 0
     return out
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from memrl.commands.report import Report
 from memrl.evaluation.accuracy_plot import short_length
 from memrl.evaluation.statistics import score_interval
 from memrl.report import report_numbers as numbers
-from memrl.report.__main__ import main
 from memrl.report.depth_map import depth_map, tenths
 from memrl.report.report_pages import left_out, make_report
 from memrl.report.report_tables import MOST_FAILURES, failure_table, table
@@ -132,7 +132,7 @@ def test_a_task_that_the_baseline_has_not_has_another_baseline_and_says_so(tmp_p
     a = write_folder(tmp_path / "a", [make_row(model="a")])
     b = write_folder(tmp_path / "b", [make_row(model="b"), make_row(model="b", task="vt")])
     c = write_folder(tmp_path / "c", [make_row(model="c", task="vt", score=0.0)])
-    assert main([*map(str, (a, b, c)), "--out", str(tmp_path / "out")]) == 0
+    assert Report.main([*map(str, (a, b, c)), "--out", str(tmp_path / "out")]) == 0
     text = (tmp_path / "out" / "report.md").read_text()
     assert "### needle against a\n" in text and "### vt against b\n\na has no readings of vt; b takes its place." in text
     needle, vt = json.loads((tmp_path / "out" / "report.json").read_text())["tasks"]
@@ -395,7 +395,7 @@ def folders(tmp_path_factory):
 
 
 def test_the_command_writes_tables_pictures_and_numbers(folders, tmp_path, capsys):
-    assert main([*map(str, folders), "--out", str(tmp_path / "out"), "--score", "strict"]) == 0
+    assert Report.main([*map(str, folders), "--out", str(tmp_path / "out"), "--score", "strict"]) == 0
     out = tmp_path / "out"
     names = sorted(path.name for path in out.iterdir())
     pictures = "accuracy_by_length.png depth_needle.png retention_my_file.v2.png retention_needle.png"
@@ -418,7 +418,7 @@ def test_the_command_writes_tables_pictures_and_numbers(folders, tmp_path, capsy
 
 def test_the_same_rows_give_the_same_bytes(folders, tmp_path):
     for name in "xy":
-        assert main([str(folders[0]), "--out", str(tmp_path / name)]) == 0
+        assert Report.main([str(folders[0]), "--out", str(tmp_path / name)]) == 0
     assert {path.name for path in (tmp_path / "x").iterdir()} == {path.name for path in (tmp_path / "y").iterdir()}
     for path in (tmp_path / "x").iterdir():
         assert path.read_bytes() == (tmp_path / "y" / path.name).read_bytes(), path.name
@@ -440,14 +440,14 @@ def test_mistakes_are_one_line_and_code_2(folders, tmp_path, capsys, arguments, 
     for name, path in places.items():
         arguments = [path + part[len(name) :] if part == name or part.startswith(name + "/") else part for part in arguments]
     with pytest.raises(SystemExit) as end:
-        main(arguments)
+        Report.main(arguments)
     error = capsys.readouterr().err
     assert end.value.code == 2 and error.count("\n") == 1 and message in error
 
 
 def test_help_is_quick_and_names_the_scores():
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "memrl.report", "--help"],
+        [sys.executable, "-X", "importtime", "-m", "memrl", "report", "--help"],
         cwd=REPO,
         capture_output=True,
         text=True,

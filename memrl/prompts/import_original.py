@@ -227,7 +227,7 @@ def _no_memory(tree: ast.Module, path: Path) -> Iterator[Piece]:
 
 def prompt_file(pieces: dict[str, Piece], root: Path) -> str:
     """A prompt file of the pieces, YAML, with comments that say where each came from; it holds their texts to the letter."""
-    lines = ["# Prompts of the original MemAgent, made from a copy of its repository by `python -m memrl.prompts import`:", "#"]
+    lines = ["# Prompts of the original MemAgent, made from a copy of its repository by `memrl prompts import`:", "#"]
     lines += [f"#   {line}" for line in describe(pieces, root)]
     lines += [
         "#",
