@@ -94,7 +94,7 @@ def evaluate(tokenizer, files: RulerFiles, out: Path) -> None:
     sources = ["--squad", files.squad, "--essays", files.essays]
     call(*common, "--task", "ruler", "--lengths", "4k,8k", *sources, "--out", out / "ruler")
     call(*common, "--task", "ruler_hotpotqa", "--lengths", "50,100", "--out", out / "hotpotqa")
-    call(sys.executable, "-m", "memrl.report", out / "ruler", out / "hotpotqa", "--out", out / "report")
+    call(sys.executable, "-m", "memrl", "report", out / "ruler", out / "hotpotqa", "--out", out / "report")
 
 
 def main() -> int:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from memrl.utils.command_line import dispatch
 
 COMMANDS = {
-    "train": ("memrl.commands.train:main", "train a memory agent by reinforcement learning"),
-    "infer": ("memrl.commands.infer:main", "read files and answer questions about them"),
-    "eval": ("memrl.commands.eval:main", "measure a model by document length"),
-    "data": ("memrl.commands.data:main", "build, check, filter and convert data sets"),
-    "report": ("memrl.commands.report:Report.main", "compare results of eval: tables and pictures"),
-    "trace": ("memrl.commands.report:Trace.main", "show a training run's sample rollouts as a web page"),
-    "curves": ("memrl.commands.report:Curves.main", "draw learning curves of training runs"),
-    "prompts": ("memrl.commands.prompts:main", "make prompt files"),
+    "train": ("train:main", "train a memory agent by reinforcement learning"),
+    "infer": ("infer:main", "read files and answer questions about them"),
+    "eval": ("eval:main", "measure a model by document length"),
+    "data": ("data:main", "build, check, filter and convert data sets"),
+    "report": ("report:Report.main", "compare results of eval: tables and pictures"),
+    "trace": ("report:Trace.main", "show a training run's sample rollouts as a web page"),
+    "curves": ("report:Curves.main", "draw learning curves of training runs"),
+    "prompts": ("prompts:main", "make prompt files"),
 }
 
 

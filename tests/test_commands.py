@@ -144,7 +144,7 @@ sys.exit(main(["train", "--run_dir", "run"]))
     done = run_script(script, tmp_path)
     assert done.returncode == 2, done.stderr
     assert (tmp_path / "answers.json").is_file() and (tmp_path / "results" / "summary.json").is_file()
-    assert done.stderr.splitlines()[-1] == "error: training needs DeepSpeed, which is not installed: pip install 'memrl[train]'"
+    assert done.stderr.splitlines()[-1].startswith("error: training needs DeepSpeed: install ")
     assert not (tmp_path / "run").exists()
 
 

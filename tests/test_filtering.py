@@ -228,7 +228,9 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path):
     with FakeEndpoint(lambda body: Reply(RIGHT if number_of(body) % 2 else WRONG, seconds=0.05)) as server:
         words = ["filter", questions, out, "--endpoint", server.url, "--name", "fake", "--concurrency", 2]
         process = subprocess.Popen(
-            [sys.executable, "-m", "memrl.data", *map(str, words)], cwd=REPO, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            [sys.executable, "-m", "memrl", "data", *map(str, words)],
+            cwd=REPO,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
         try:
             while len(finished()) < 5:

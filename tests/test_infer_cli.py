@@ -135,7 +135,7 @@ def test_mistakes_are_one_line_and_exit_code_2(infer, text_file, tmp_path):
         ((text_file, "-q", Q, "--attention", "fast"), "attention"),
         ((text_file, "-q", Q, "--min_p", "2"), "min_p is 2"),
         ((text_file, "-q", Q, "--max_memory", "cpu=1GiB"), "only --device map uses"),
-        ((text_file, "-q", Q, "--device", "map", "--max_memory", "plenty"), "say for example 0=70GiB"),
+        ((text_file, "-q", Q, "--device", "map", "--max_memory", "plenty"), "give for example 0=70GiB"),
         ((text_file, "-q", Q, "--device", "map", "--max_memory", "64=1GiB"), "names GPU 64"),
         ((text_file, "-q", Q, "--device", "map", "--max_memory", "cpu=1GiB,cpu=2GiB"), "cpu twice"),
     ]

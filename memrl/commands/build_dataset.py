@@ -18,7 +18,18 @@ _POOL = "more paragraphs to draw from: HotpotQA, SQuAD or MuSiQue files, or list
 
 
 @dataclass(kw_only=True)
-class LongDocumentsCommand(Command):
+class Drawing(Command):
+    """Which paragraphs are put beside a question's own."""
+
+    seed: int = 0
+    """Seed of the draw and the order of the paragraphs."""
+    pool: list[Path] = argument("--pool", type=Path, nargs="+", default=[], metavar="FILE", help=_POOL)
+    repeat: Literal["refuse", "report"] = "refuse"
+    """If there are too few paragraphs: refuse, or repeat some and report how many in each sample."""
+
+
+@dataclass(kw_only=True)
+class LongDocumentsCommand(Drawing):
     """What the commands for HotpotQA, SQuAD and MuSiQue share."""
 
     kind: ClassVar[str]
@@ -34,17 +45,13 @@ class LongDocumentsCommand(Command):
     """Folder of the model whose tokenizer counts the tokens."""
     limit: PositiveInt | None = None
     """Use only this many questions, the first ones."""
-    seed: int = 0
-    """Seed of the draw and the order of the paragraphs."""
-    pool: list[Path] = argument("--pool", type=Path, nargs="+", default=[], metavar="FILE", help=_POOL)
-    repeat: Literal["refuse", "report"] = "refuse"
-    """If there are too few paragraphs: refuse, or repeat some and report how many in each sample."""
 
     def run(self) -> None:
         from memrl.data import write_samples
         from memrl.data.corpora import read_pool, read_sources, source_files
         from memrl.data.documents import LongDocuments
         from memrl.data.paragraphs import Pool
+        from memrl.tokenizer import load_tokenizer
 
         files, pool_files = source_files(self.input), source_files(self.pool)
         inputs = [*files, *pool_files]
@@ -52,7 +59,8 @@ class LongDocumentsCommand(Command):
         size, unit = self.size()
         source = read_sources(files, self.kind)
         pool = Pool([*source.paragraphs, *read_pool(pool_files)])
-        documents = LongDocuments(pool, _load_tokenizer(self.tokenizer), self.repeat)
+        tokenizer = load_tokenizer(self.tokenizer) if self.tokenizer else None
+        documents = LongDocuments(pool, tokenizer, self.repeat)
         draw = documents.of_tokens if unit == "tokens" else documents.of_documents
         questions = source.questions[: self.limit]
         counted = Repeats(lambda index: draw(questions[index], size, self.seed))
@@ -136,7 +144,7 @@ class Repeats:
 
 
 @dataclass(kw_only=True)
-class RulerHotpotqa(Command):
+class RulerHotpotqa(Drawing):
     """Write FOLDER/ruler_hotpotqa_N.FORMAT for each number of documents N, the same questions in each."""
 
     input: Path = argument("input", type=Path, metavar="INPUT", help="HotpotQA file: .json, .json.gz, or the hub's .parquet")
@@ -146,11 +154,6 @@ class RulerHotpotqa(Command):
     """Folder of the files; it is created."""
     samples: PositiveInt = 128
     """Use this many questions, the first ones."""
-    seed: int = 0
-    """Seed of the draw and the order of the paragraphs."""
-    pool: list[Path] = argument("--pool", type=Path, nargs="+", default=[], metavar="FILE", help=_POOL)
-    repeat: Literal["refuse", "report"] = "refuse"
-    """If there are too few paragraphs: refuse, or repeat some and report how many in each sample."""
     format: Literal["parquet", "jsonl"] = "parquet"
     """Format of the files."""
 
@@ -197,6 +200,7 @@ class Ruler(RulerFiles, Command):
 
     def run(self) -> None:
         from memrl.data import write_samples
+        from memrl.data.ruler.qa import QaGenerator
         from memrl.evaluation.tasks import parse_lengths
         from memrl.tokenizer import load_tokenizer
 
@@ -209,9 +213,9 @@ class Ruler(RulerFiles, Command):
         for name, task in tasks.items():
             if task.num_questions is not None and task.num_questions < self.samples:
                 raise ValueError(f"--samples {self.samples}: {name} has {task.num_questions} questions; give that many or fewer")
-        for name, task in tasks.items():
+        for task in tasks.values():
             task.sample(lengths[0], 0, self.seed)
-            if name in ("qa_1", "qa_2"):
+            if isinstance(task, QaGenerator):
                 task.check(lengths[-1])
         self.out.mkdir(parents=True, exist_ok=True)
         for name, task in tasks.items():
@@ -260,14 +264,6 @@ def parse_tasks(text: str) -> list[str]:
         if name in names[:place]:
             raise ValueError(f"--tasks: {name} is given twice; give each task once")
     return names
-
-
-def _load_tokenizer(folder: Path | None):
-    if folder is None:
-        return None
-    from memrl.tokenizer import load_tokenizer
-
-    return load_tokenizer(folder)
 
 
 def _sample(task, size: int, seed: int, index: int) -> "Sample":

@@ -25,13 +25,10 @@ class Check(Command):
 
     def run(self) -> None:
         from memrl.data import load_samples
+        from memrl.tokenizer import load_tokenizer
         from memrl.utils.progress import Progress
 
-        encode = None
-        if self.tokenizer is not None:
-            from memrl.tokenizer import load_tokenizer
-
-            encode = load_tokenizer(self.tokenizer).encode
+        encode = load_tokenizer(self.tokenizer).encode if self.tokenizer else None
         samples = load_samples(self.input)
         characters, tokens, answers, depths, every_answer = [], [], [], [], 0
         with Progress("check", len(samples), "samples") as progress:

@@ -4,20 +4,16 @@ from collections.abc import Sequence
 
 from memrl.utils.command_line import dispatch
 
-_HERE = "memrl.commands"
 COMMANDS = {
-    "hotpotqa": (f"{_HERE}.build_dataset:Hotpotqa.main", "HotpotQA questions on documents of any number of paragraphs or tokens"),
-    "squad": (f"{_HERE}.build_dataset:Squad.main", "SQuAD questions on such documents"),
-    "musique": (f"{_HERE}.build_dataset:Musique.main", "MuSiQue questions on such documents"),
-    "ruler": (f"{_HERE}.build_dataset:Ruler.main", "the 13 RULER tasks at exact lengths in tokens"),
-    "ruler_hotpotqa": (
-        f"{_HERE}.build_dataset:RulerHotpotqa.main",
-        "the same HotpotQA questions on documents of 50 to 25,600 paragraphs",
-    ),
-    "needle": (f"{_HERE}.build_dataset:Needle.main", "a text file in the miniature's own language, to be read by `memrl infer`"),
-    "filter": (f"{_HERE}.filter_dataset:Filter.main", "drop the questions that a model answers without the document"),
-    "check": (f"{_HERE}.check_dataset:Check.main", "check a data set and print what is in it"),
-    "convert": (f"{_HERE}.check_dataset:Convert.main", "write a data set in the other format"),
+    "hotpotqa": ("build_dataset:Hotpotqa.main", "HotpotQA questions on documents of any number of paragraphs or tokens"),
+    "squad": ("build_dataset:Squad.main", "SQuAD questions on such documents"),
+    "musique": ("build_dataset:Musique.main", "MuSiQue questions on such documents"),
+    "ruler": ("build_dataset:Ruler.main", "the 13 RULER tasks at exact lengths in tokens"),
+    "ruler_hotpotqa": ("build_dataset:RulerHotpotqa.main", "the same HotpotQA questions on documents of 50 to 25,600 paragraphs"),
+    "needle": ("build_dataset:Needle.main", "a text file in the miniature's own language, to be read by `memrl infer`"),
+    "filter": ("filter_dataset:Filter.main", "drop the questions that a model answers without the document"),
+    "check": ("check_dataset:Check.main", "check a data set and print what is in it"),
+    "convert": ("check_dataset:Convert.main", "write a data set in the other format"),
 }
 
 

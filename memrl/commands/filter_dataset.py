@@ -17,18 +17,9 @@ if TYPE_CHECKING:
 
 # Files of a model's folder that responses depend on, beside the weights.
 MODEL_FILES = (
-    "config.json",
-    "generation_config.json",
-    "memrl_agent.yaml",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-)
+    "config.json generation_config.json memrl_agent.yaml tokenizer.json tokenizer.model tokenizer_config.json "
+    "special_tokens_map.json added_tokens.json vocab.json merges.txt chat_template.jinja"
+).split()
 
 
 @dataclass(kw_only=True)
@@ -78,43 +69,39 @@ class Filter(Command):
     """Largest size of the key/value cache of --model, in GiB."""
 
     def run(self) -> None:
-        filter_dataset(self)
+        from memrl.data import load_samples, write_samples
+        from memrl.data.filtering import Journal, Rule, decide, first, is_answered
+        from memrl.utils.files import fingerprint
 
-
-def filter_dataset(options: Filter) -> None:
-    from memrl.data import load_samples, write_samples
-    from memrl.data.filtering import Journal, Rule, decide, first, is_answered
-    from memrl.utils.files import fingerprint
-
-    reader = check(options)
-    samples = load_samples(options.input)
-    rule = Rule(options.criterion, options.drop_when)
-    with Journal(journal_path(options.out), asked_of(options)) as journal:
-        if not is_answered(first(samples, options.limit), journal, rule, options.keep):
-            if options.out.exists():  # before any question is put to the model
-                raise ValueError(f"{options.out}: exists, and questions are left to ask; delete it or choose another name")
-            ask(options, reader, samples, journal, rule)
-        ids = samples.ids[: options.limit]
-        outcome = decide(ids, journal, rule, options.keep)
-        asked = sum(sample_id in journal.lines for sample_id in ids)
-    if outcome.failed and not options.keep_failed:
-        raise ValueError(
-            f"{outcome.failed} questions failed, the first one {outcome.error}; the same command asks them again, and with "
-            "--keep_failed they stay in the data set"
-        )
-    report = describe(outcome, rule, asked)
-    if not outcome.kept:
-        raise ValueError(f"nothing stays: {report}")
-    kept = hashlib.sha256("\n".join(map(str, outcome.kept)).encode()).hexdigest()
-    recipe = {"command": "filter", "input": fingerprint(samples.paths), **asked_of(options), **vars(rule)}
-    recipe |= {"keep": options.keep, "kept": kept}
-    write_samples(options.out, lambda index: samples[outcome.kept[index]], len(outcome.kept), recipe, "filter")
-    print(f"{options.out}: {report}")
+        reader = check(self)
+        samples = load_samples(self.input)
+        rule = Rule(self.criterion, self.drop_when)
+        with Journal(journal_path(self.out), asked_of(self)) as journal:
+            if not is_answered(first(samples, self.limit), journal, rule, self.keep):
+                if self.out.exists():  # before any question is put to the model
+                    raise ValueError(f"{self.out}: exists, and questions are left to ask; delete it or choose another name")
+                ask(self, reader, samples, journal, rule)
+            ids = samples.ids[: self.limit]
+            outcome = decide(ids, journal, rule, self.keep)
+            asked = sum(sample_id in journal.lines for sample_id in ids)
+        if outcome.failed and not self.keep_failed:
+            raise ValueError(
+                f"{outcome.failed} questions failed, the first one {outcome.error}; the same command asks them again, and with "
+                "--keep_failed they stay in the data set"
+            )
+        report = describe(outcome, rule, asked)
+        if not outcome.kept:
+            raise ValueError(f"nothing stays: {report}")
+        kept = hashlib.sha256("\n".join(map(str, outcome.kept)).encode()).hexdigest()
+        recipe = {"command": "filter", "input": fingerprint(samples.paths), **asked_of(self), **vars(rule)}
+        recipe |= {"keep": self.keep, "kept": kept}
+        write_samples(self.out, lambda index: samples[outcome.kept[index]], len(outcome.kept), recipe, "filter")
+        print(f"{self.out}: {report}")
 
 
 def check(options: Filter) -> "ReaderOptions":
     """How the model is run; ValueError for options out of range or that exclude each other."""
-    from memrl.reading.open_model import ReaderOptions, check_seed
+    from memrl.reading.open_model import ReaderOptions, check_options, check_seed
 
     check_out(options.out, [options.input], (".jsonl", ".parquet"))
     check_seed(options.seed)
@@ -126,13 +113,9 @@ def check(options: Filter) -> "ReaderOptions":
         raise ValueError(f"name is {options.name!r}, which only a server's models have; leave it out, or give --endpoint")
     if options.samples > 1 and options.temperature == 0:
         raise ValueError(f"samples is {options.samples}, but at temperature 0 all are the same; give --samples 1")
-    if not 0 <= options.temperature < float("inf"):
-        raise ValueError(f"temperature is {options.temperature}; it must be at least 0")
-    if not 0 < options.top_p <= 1:
-        raise ValueError(f"top_p is {options.top_p}; it must be above 0 and at most 1")
     if options.model is not None and not options.model.is_dir():
         raise ValueError(f"there is no model folder {options.model}; give a Hugging Face folder, or --endpoint URL --name NAME")
-    return ReaderOptions(
+    reader = ReaderOptions(
         temperature=options.temperature,
         top_p=options.top_p,
         max_rows=options.concurrency or 128,
@@ -140,6 +123,8 @@ def check(options: Filter) -> "ReaderOptions":
         dtype=options.dtype,
         device=options.device,
     )
+    check_options(reader)
+    return reader
 
 
 def journal_path(out: Path) -> Path:

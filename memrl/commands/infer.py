@@ -3,7 +3,7 @@
     memrl infer war_and_peace.txt -q "Who does Natasha marry?" --model DIR
     memrl infer a.txt b.txt -q "..." -q "..." --model DIR --json answers.json --trace trace.html
 
-Every question is put to every file, and all are read together.
+Every question is answered for every file; all are read together.
 """
 
 import io
@@ -14,9 +14,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memrl.agents.limits import check_cache
+from memrl.agents.memory import check_question
 from memrl.reading.open_model import ReaderOptions, check_seed, load_settings, open_llm
 from memrl.reading.reader import Reading, chunk_pace, read_documents
 from memrl.reading.text_files import read_text
@@ -58,11 +59,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "memrl infer") -> i
         arguments,
         prog=prog,
         usage='FILE [FILE ...] -q "question" [-q ...] --model DIR [--json OUT] [--trace OUT] [...]',
-        description="Read files of any length chunk by chunk, and answer questions from what was remembered. "
-        "Every question is put to every file; all are read together.",
+        description="Read files of any length chunk by chunk and answer questions from the memory kept meanwhile. "
+        "Every question is answered for every file; all are read together.",
     )
     samples: list[Sample] = []
-    readings: list[Reading] = []
+    readings: dict[str, Reading] = {}
     written = True
     try:
         with user_errors():
@@ -71,19 +72,17 @@ def main(arguments: Sequence[str] | None = None, prog: str = "memrl infer") -> i
             for path in (options.json, options.trace):
                 check_output(path)
             agent, tokenizer = load_settings(options.model, reader)
-            longest_question = check_questions(options.question, tokenizer, agent)
+            longest_question = max(len(check_question(tokenizer.encode(sample.question), agent)) for sample in samples)
             llm = open_llm(options.model, tokenizer, agent, reader)
-            sizes, unknown = measure(samples, llm)
-            longest = {"document_tokens": max(sizes), "question_tokens": longest_question}
-            check_cache(llm.sampler, tokenizer, agent, **longest)
-        print(*llm.about, sep="\n", file=sys.stderr)
-        warn_of_unknown(unknown)
+            sizes, warnings = measure(samples, llm)
+            check_cache(llm.sampler, tokenizer, agent, document_tokens=max(sizes), question_tokens=longest_question)
+        print(*llm.about, *warnings, sep="\n", file=sys.stderr)
         total = sum(-(-size // agent.chunk_tokens) for size in sizes)
         began = time.monotonic()
         with Progress("read", total, "chunks") as progress:
             read_documents(llm, samples, agent, Watcher(progress, readings, len(samples)), seed=options.seed)
     except KeyboardInterrupt:
-        done = sum(reading.done for reading in readings)
+        done = len(finished(readings, samples))
         saved = f", saved in {options.json}" if options.json and done else ""
         print(f"interrupted: {done} of {len(options.files) * len(options.question)} answers{saved}", file=sys.stderr)
         return 130
@@ -91,15 +90,16 @@ def main(arguments: Sequence[str] | None = None, prog: str = "memrl infer") -> i
         if readings:
             written = write_outputs(readings, samples, options)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a letter is no reason to fail now
-    for reading in in_order(readings, samples):
+        sys.stdout.reconfigure(errors="replace")  # print ? for letters that the terminal lacks
+    answered = finished(readings, samples)
+    for reading in answered:
         print_answer(reading, options.show_memory, len(options.files) > 1)
-    print_summary(readings, time.monotonic() - began)
-    return int(not written or any(reading.error is not None for reading in readings))
+    print_summary(answered, time.monotonic() - began)
+    return int(not written or any(reading.error is not None for reading in answered))
 
 
 def make_samples(files: list[str], questions: list[str]) -> list[Sample]:
-    """Every question on every file; ValueError for a file or question that cannot be used."""
+    """A sample for every file and question; ValueError for one that cannot be used."""
     if not all(question.strip() for question in questions):
         raise ValueError("the question is empty")
     texts = {file: read_text(file) for file in files}
@@ -111,56 +111,38 @@ def make_samples(files: list[str], questions: list[str]) -> list[Sample]:
 
 
 def check_output(path: str | None) -> None:
-    """Now, and not after an hour of reading."""
+    """Refuse a file that cannot be written, before anything is read."""
     if path is None:
         return
     if Path(path).is_dir() or not os.access(Path(path).resolve().parent, os.W_OK):
         raise ValueError(f"{path} cannot be written; give the name of a file in a folder that exists")
 
 
-def check_questions(questions: list[str], tokenizer, agent) -> int:
-    """Tokens of the longest question; ValueError if one is too long."""
-    from memrl.agents.memory import check_question
-
-    return max(len(check_question(tokenizer.encode(question.strip()), agent)) for question in questions)
-
-
-def measure(samples: list[Sample], llm: "LocalLLM") -> tuple[list[int], dict[str, float]]:
-    """Document tokens of every sample; by file, the share of them that the vocabulary does not know."""
-    sizes, unknown = [], {}
+def measure(samples: list[Sample], llm: "LocalLLM") -> tuple[list[int], list[str]]:
+    """Document tokens of every sample, and warnings about files whose words are not in the vocabulary."""
+    sizes, warnings = [], {}
     unknown_id = llm.tokenizer.hf.unk_token_id
     for sample in samples:
-        ids = llm.encode(sample.context)
+        ids, file = llm.encode(sample.context), sample.metadata["file"]
         sizes.append(len(ids))
-        if unknown_id is not None and ids:
-            unknown[sample.metadata["file"]] = ids.count(unknown_id) / len(ids)
-    return sizes, unknown
-
-
-def warn_of_unknown(unknown: dict[str, float]) -> None:
-    """About documents that a closed vocabulary does not cover."""
-    for file, share in unknown.items():
-        if share > UNKNOWN_SHARE:
-            print(
-                f"warning: {file}: this model's vocabulary lacks {share:.0%} of the text, so expect no "
-                "sensible answer; use a model with a general tokenizer",
-                file=sys.stderr,
-            )
+        if unknown_id is not None and ids and (share := ids.count(unknown_id) / len(ids)) > UNKNOWN_SHARE:
+            advice = "expect no sensible answer; use a model with a general tokenizer"
+            warnings[file] = f"warning: {file}: this model's vocabulary lacks {share:.0%} of the text; {advice}"
+    return sizes, list(warnings.values())
 
 
 class Watcher:
-    """Shows the progress of all readings together, and collects them."""
+    """Show the progress of all readings together, and collect them by sample."""
 
-    def __init__(self, progress: Progress, readings: list[Reading], num_answers: int):
+    def __init__(self, progress: Progress, readings: dict[str, Reading], num_answers: int):
         self.progress, self.readings, self.num_answers = progress, readings, num_answers
-        self._seen: dict[str, tuple[int, int]] = {}
+        self._before: dict[str, tuple[int, int]] = {}
         self._tokens = self._done = 0
 
     def __call__(self, reading: Reading) -> None:
-        chunks, tokens = self._seen.get(reading.sample.id, (0, 0))
-        if reading.sample.id not in self._seen:
-            self.readings.append(reading)
-        self._seen[reading.sample.id] = (reading.chunks_read, reading.tokens_read)
+        self.readings[reading.sample.id] = reading
+        chunks, tokens = self._before.get(reading.sample.id, (0, 0))
+        self._before[reading.sample.id] = (reading.chunks_read, reading.tokens_read)
         self._tokens += reading.tokens_read - tokens
         self._done += reading.done
         answers = {"answers": f"{self._done}/{self.num_answers}"} if self.num_answers > 1 else {}
@@ -168,43 +150,38 @@ class Watcher:
         self.progress.advance(reading.chunks_read - chunks, **fields)
 
 
-def in_order(readings: list[Reading], samples: list[Sample]) -> list[Reading]:
+def finished(readings: dict[str, Reading], samples: list[Sample]) -> list[Reading]:
     """The finished readings in the order of the command line."""
-    order = {sample.id: place for place, sample in enumerate(samples)}
-    return sorted((r for r in readings if r.done), key=lambda reading: order[reading.sample.id])
+    return [readings[sample.id] for sample in samples if sample.id in readings and readings[sample.id].done]
 
 
-def write_outputs(readings: list[Reading], samples: list[Sample], options: InferOptions) -> bool:
-    """Write what is finished, also after Ctrl-C or a crash; whether that worked. The answers are printed either way."""
-    finished = in_order(readings, samples)
+def write_outputs(readings: dict[str, Reading], samples: list[Sample], options: InferOptions) -> bool:
+    """Write the finished readings, also after Ctrl-C or a crash; False if that failed. The answers are printed either way."""
+    answered = finished(readings, samples)
     try:
         if options.json is not None:
-            write_whole(options.json, json.dumps(to_records(finished), indent=2, ensure_ascii=False) + "\n")
+            write_whole(options.json, json.dumps([to_record(one) for one in answered], indent=2, ensure_ascii=False) + "\n")
         if options.trace is not None:
             from memrl.report.trace_command import write_trace
 
-            write_trace(options.trace, finished or readings)
+            write_trace(options.trace, answered or readings.values())
     except OSError as error:
         print(f"error: the answers could not be written: {error.strerror}", file=sys.stderr)
         return False
     return True
 
 
-def to_records(finished: list[Reading]) -> list[dict]:
-    return [
-        {
-            "question": reading.sample.question,
-            "answer": reading.answer,
-            "response": reading.response,
-            "memory": reading.memory,
-            "chunks": reading.num_chunks,
-            "tokens": reading.document_tokens,
-            "seconds": round(reading.seconds, 3),
-            "file": reading.sample.metadata["file"],
-            **({"error": reading.error} if reading.error is not None else {}),
-        }
-        for reading in finished
-    ]
+def to_record(reading: Reading) -> dict[str, Any]:
+    return {
+        "question": reading.sample.question,
+        "answer": reading.answer,
+        "response": reading.response,
+        "memory": reading.memory,
+        "chunks": reading.num_chunks,
+        "tokens": reading.document_tokens,
+        "seconds": round(reading.seconds, 3),
+        "file": reading.sample.metadata["file"],
+    } | ({} if reading.error is None else {"error": reading.error})
 
 
 def print_answer(reading: Reading, show_memory: bool, show_file: bool) -> None:
@@ -225,7 +202,7 @@ def print_answer(reading: Reading, show_memory: bool, show_file: bool) -> None:
 
 
 def printable(text: str) -> str:
-    """Without control characters and half surrogates: a document must not be able to steer the terminal."""
+    """Replace control characters and lone surrogates, so that no document can control the terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from memrl.utils.command_line import Command, argument, check_out, dispatch
 
-COMMANDS = {"import": ("memrl.commands.prompts:Import.main", "the original MemAgent's prompts, from a copy of its repository")}
+COMMANDS = {"import": ("prompts:Import.main", "the original MemAgent's prompts, from a copy of its repository")}
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "memrl prompts") -> int:

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str], prog: str = "memrl train") -> int:
             return dry_run(config, dry.dry_gpus, dry.gpu_gib)
         validate_start(config)
     if find_spec("deepspeed") is None:
-        fail("training needs DeepSpeed, which is not installed: pip install 'memrl[train]'")
+        fail("training needs DeepSpeed: install memrl with its extra 'train', in a checkout by pip install '.[train]'")
     # Late, because torch and DeepSpeed take seconds, which --help and mistakes need not wait for.
     from memrl.training.run import run
 

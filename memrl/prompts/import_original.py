@@ -1,14 +1,14 @@
-r"""The original's prompts, read out of the user's own copy of its repository: its words are not shipped with memrl.
+r"""Read the original's prompts out of the user's copy of its repository; memrl does not ship their text.
 
 Its code (github.com/BytedTsinghua-SIA/MemAgent) is parsed, never run. Texts are recognised by their slots:
 
     {prompt}, {memory} and {chunk}   a memory turn
-    {prompt} and {memory}            the answer turn; where a file has several, the one that asks for a \boxed{} answer
-    $Q$ and $DOC$                    the reader who sees the whole document
-    a constant NO_MEMORY, or what `memory=` falls back on    what stands there before anything was read
+    {prompt} and {memory}            the answer turn; if a file has several, the one that requires a \boxed{} answer
+    $Q$ and $DOC$                    the prompt that shows the whole document
+    a constant NO_MEMORY, or the default of `memory=`    the memory before the first chunk
 
-What counts is the text that its model was shown. Where the code passes a text through `str.format`, `{{}}` in the source is `{}`
-to the model; where it pastes the text elsewhere, as its trainer does, `{{}}` stays, and that is what its checkpoints learned.
+The result is the text that its model saw. If the code passes a text through `str.format`, `{{}}` in the source is `{}` to the
+model; if it inserts the text otherwise, as its trainer does, `{{}}` stays, and the checkpoints were trained with that.
 """
 
 import ast
@@ -22,7 +22,7 @@ import yaml
 
 from memrl.prompts import check_prompts
 
-# Where the original keeps them: the trainer's own first, then those of its quick start and its evaluation.
+# Files of the original that hold them: first the trainer's, then those of its quick start and its evaluation.
 TURN_FILES = (
     "recurrent/impls/memory.py",
     "quickstart.py",
@@ -40,9 +40,9 @@ ROLES = {
 WANTED = {
     "memory": "memory turn, with the slots {prompt}, {memory} and {chunk} once each",
     "answer": "answer turn, with the slots {prompt} and {memory} once each",
-    "no_memory": "memory before anything was read: a constant NO_MEMORY, or what memory= falls back on",
+    "no_memory": "memory before the first chunk: a constant NO_MEMORY, or the default of memory=",
 }
-DEPTH = 5  # folders above a file in which a module that it imports is looked for
+DEPTH = 5  # folders above a file that are searched for a module it imports
 _NO_MEMORY = re.compile(r"_*no_(previous_)?memory(_\w+)?", re.IGNORECASE)
 
 
@@ -51,10 +51,10 @@ class Piece:
     """A text of the original.
 
     Attributes:
-        text: as its model is shown it, with memrl's slots.
-        name: what its code calls it.
-        path: the file where it stands, and its line there, from 1.
-        doubled: whether it has doubled braces that stay doubled.
+        text: as the model sees it, with memrl's slots.
+        name: its name in the code.
+        path: its file; `line` is its line there, from 1.
+        doubled: whether it contains doubled braces that stay doubled.
     """
 
     text: str
@@ -65,13 +65,13 @@ class Piece:
 
 
 def import_prompts(path: str | Path) -> dict[str, Piece]:
-    """The texts "memory", "answer", "no_memory" and, where there is one, "document".
+    """The texts "memory", "answer", "no_memory" and, if there is one, "document".
 
     Args:
-        path: the repository's folder, from which the trainer's texts are taken, or a Python file of it, from which its own are.
+        path: the repository's folder, for the trainer's texts, or one of its Python files, for the texts of that file.
 
     Raises:
-        ValueError: a text is missing, or there are several that could be it; names where it was looked for.
+        ValueError: a text is missing or ambiguous; the message names the files searched.
     """
     path = Path(path)
     if not path.exists():
@@ -115,7 +115,7 @@ def _has_turns(path: Path) -> bool:
 
 
 def _one(pieces: list[Piece], role: str, path: Path) -> Piece:
-    """The piece, if they all have the same text; of several answers the only one that asks for a box."""
+    """The piece, if all have the same text; of several answers the only one that requires a box."""
     texts = {piece.text: piece for piece in reversed(pieces)}
     if len(texts) > 1 and role == "answer":
         texts = {text: piece for text, piece in texts.items() if "\\boxed" in text} or texts
@@ -135,7 +135,7 @@ def _parse(path: Path) -> ast.Module:
 
 
 def _templates(tree: ast.Module, path: Path) -> Iterator[tuple[str, Piece]]:
-    """The texts of a file, or imported by it, that have the slots of a role, with the role."""
+    """Each role with a text that has its slots, defined or imported in the file."""
     for name, piece in _texts(tree, path):
         formatted = "$" not in piece.text and _is_formatted(tree, name)
         parts = _split(piece.text, formatted)
@@ -147,7 +147,7 @@ def _templates(tree: ast.Module, path: Path) -> Iterator[tuple[str, Piece]]:
 
 
 def _texts(tree: ast.Module, path: Path) -> Iterator[tuple[str, Piece]]:
-    """Each text that is given a name in a file, or in one that it imports the name from, with its name here."""
+    """Name and piece of each text that a file assigns or imports."""
     yield from _own_texts(tree, path)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (source := _module_file(node, path)) is not None:
@@ -164,7 +164,7 @@ def _own_texts(tree: ast.Module, path: Path) -> Iterator[tuple[str, Piece]]:
 
 
 def _module_file(node: ast.ImportFrom, path: Path) -> Path | None:
-    """The file of `from MODULE import ...`, where it is one of the repository that `path` is in."""
+    """The file of `from MODULE import ...`, if it is in the repository of `path`."""
     parts = (node.module or "").split(".")
     folders = path.absolute().parents
     folders = folders[node.level - 1 : node.level] if node.level else folders[:DEPTH]
@@ -173,7 +173,7 @@ def _module_file(node: ast.ImportFrom, path: Path) -> Path | None:
 
 
 def _text(node: ast.AST | None) -> str | None:
-    """The value of a text that is written out, perhaps in several parts with + between; else None."""
+    """The value of a string literal, or of several joined by +; None for anything else."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -183,7 +183,7 @@ def _text(node: ast.AST | None) -> str | None:
 
 
 def _is_formatted(tree: ast.Module, name: str) -> bool:
-    """Whether the code calls `name.format`; also where it does nothing with the text but give it a name."""
+    """Whether the code calls `name.format`, or does not use the text at all."""
     is_passed = False
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr == "format" and getattr(node.value, "id", None) == name:
@@ -195,13 +195,13 @@ def _is_formatted(tree: ast.Module, name: str) -> bool:
 
 
 def _split(text: str, formatted: bool) -> list[tuple[str, str | None]]:
-    """Literal texts, each with the slot after it; the last with None."""
+    """Literal texts, each with the slot that follows it; None after the last."""
     if formatted:
         try:
             parts = list(string.Formatter().parse(text))
         except ValueError:
             return [(text, None)]
-        # A slot with a format of its own, like {x:>10}, is none that ids could fill.
+        # A slot with a format, such as {x:>10}, cannot be filled with token ids.
         return [(literal, slot if not spec and not kind else f"{slot}:{spec}") for literal, slot, spec, kind in parts]
     parts = re.split(r"\$([A-Z]+)\$" if "$" in text else r"\{([A-Za-z_]+)\}", text)
     return list(zip(parts[0::2], [*parts[1::2], None], strict=True))
@@ -212,7 +212,7 @@ def _no_memory(tree: ast.Module, path: Path) -> Iterator[Piece]:
         if (_NO_MEMORY.fullmatch(name) or name == "memory") and piece.text.strip():
             yield piece
     for node in ast.walk(tree):
-        values: list[ast.AST] = []
+        values: list[ast.expr] = []
         if isinstance(node, ast.Assign) and _NO_MEMORY.fullmatch(getattr(node.targets[0], "attr", "")):
             values = [node.value, *getattr(node.value, "args", [])]  # self.NO_MEMORY_TOKENS = tokenizer.encode("...")
         elif isinstance(node, ast.keyword) and node.arg == "memory":  # memory=a if a else "...", or memory=a or "..."
@@ -226,12 +226,12 @@ def _no_memory(tree: ast.Module, path: Path) -> Iterator[Piece]:
 
 
 def prompt_file(pieces: dict[str, Piece], root: Path) -> str:
-    """A prompt file of the pieces, YAML, with comments that say where each came from; it holds their texts to the letter."""
+    """The pieces as a YAML prompt file, character for character, with comments that name their sources."""
     lines = ["# Prompts of the original MemAgent, made from a copy of its repository by `memrl prompts import`:", "#"]
     lines += [f"#   {line}" for line in describe(pieces, root)]
     lines += [
         "#",
-        "# exact: its model was shown the blanks and line ends around these texts, and those at the ends of lines; keep them.",
+        "# exact: the model saw the spaces and newlines around these texts and at the ends of lines; keep them.",
         "exact: true",
     ]
     text = "\n".join(lines) + "\n" + "".join(_field(role, piece.text) for role, piece in pieces.items())
@@ -240,19 +240,19 @@ def prompt_file(pieces: dict[str, Piece], root: Path) -> str:
 
 
 def describe(pieces: dict[str, Piece], root: Path) -> list[str]:
-    """One line for each text: what it is, its file and line, its name there."""
+    """One line for each text: its role, file, line and name."""
     lines = []
     for role, piece in pieces.items():
         file = piece.path.absolute()
         place = file.relative_to(root.absolute()) if file.is_relative_to(root.absolute()) else Path(file.name)
-        note = ", whose doubled braces are shown doubled" if piece.doubled else ""
+        note = ", with doubled braces, which stay doubled" if piece.doubled else ""
         lines.append(f"{role:<10} {place.as_posix()}, line {piece.line}: {piece.name}{note}")
     return lines
 
 
 def _field(role: str, text: str) -> str:
-    if "\n" not in text or not text.replace("\n", "").isprintable():  # a block would not keep other line ends and controls
+    if "\n" not in text or not text.replace("\n", "").isprintable():  # a YAML block keeps neither other line ends nor controls
         return yaml.safe_dump({role: text}, allow_unicode=True, width=2**31)
-    # "2" because a text may begin with blanks; "-" and "+" because it may end in no line end or in several.
+    # "2": a text may begin with spaces; "-" and "+": it may end in no newline or in several.
     chomping = "" if re.search(r"[^\n]\n\Z", text) else "+" if text.endswith("\n") else "-"
     return f"{role}: |2{chomping}\n" + "".join(f"  {line}\n" if line else "\n" for line in text.removesuffix("\n").split("\n"))

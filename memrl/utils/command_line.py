@@ -115,14 +115,16 @@ def parse_options(
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if config:
         parser.add_argument("--config", action="config", help="YAML file of settings; may be given several times, later ones win")
-        arguments = _find_configs(arguments)
+        arguments = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
+        pairs = zip(["", *arguments], arguments, strict=False)
+        arguments = [find_config(word) if before == "--config" else word for before, word in pairs]
     for kind in kinds:
         special = [item for item in fields(kind) if "how" in item.metadata]
         for item in special:
             parser.add_argument(*item.metadata["names"], **item.metadata["how"])
         parser.add_class_arguments(kind, as_group=len(kinds) > 1, skip={item.name for item in special})
     settings = parser.instantiate(parser.parse_args(arguments)).as_dict()
-    return [kind(**{item.name: settings[item.name] for item in fields(kind) if item.init}) for kind in kinds]
+    return [kind(**{item.name: settings[item.name] for item in fields(kind)}) for kind in kinds]
 
 
 @dataclass
@@ -148,11 +150,11 @@ def dispatch(prog: str, description: str, commands: Mapping[str, tuple[str, str]
     """Run the command that the first argument names; only its module is imported.
 
     Args:
-        commands: for each name `package.module:function` of a function (arguments, prog) -> exit code, and a line of help.
+        commands: for each name a function (arguments, prog) -> exit code, as `module:function` in `memrl.commands`, and its help.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in commands:
-        main = pkgutil.resolve_name(commands[arguments[0]][0])
+        main = pkgutil.resolve_name(f"memrl.commands.{commands[arguments[0]][0]}")
         return main(arguments[1:], f"{prog} {arguments[0]}")
     names = ", ".join(commands)
     if not arguments:
@@ -173,20 +175,8 @@ def find_config(name: str) -> str:
     return str(packaged) if os.path.isfile(packaged) else name
 
 
-def _find_configs(arguments: list[str]) -> list[str]:
-    found = []
-    for before, word in zip([None, *arguments], arguments, strict=False):
-        option, equals, name = word.partition("=")
-        if before == "--config":
-            word = find_config(word)
-        elif option == "--config" and equals:
-            word = f"--config={find_config(name)}"
-        found.append(word)
-    return found
-
-
 def check_out(path: Path, inputs: Iterable[Path] = (), suffixes: tuple[str, ...] = ()) -> None:
-    """Raise ValueError where `path` cannot be written: no folder, one of `inputs`, or none of `suffixes` (if given)."""
+    """Raise ValueError if `path` is in no folder, is one of `inputs`, or does not end in one of `suffixes` (if given)."""
     if any(path.resolve() == source.resolve() for source in inputs):
         raise ValueError(f"--out {path}: is an input file too; choose another name")
     if suffixes and path.suffix not in suffixes:
@@ -196,9 +186,9 @@ def check_out(path: Path, inputs: Iterable[Path] = (), suffixes: tuple[str, ...]
 
 
 def fail(message: str) -> NoReturn:
-    """One line on standard error, exit code 2: the user's input is wrong and nothing was lost.
+    """Print one line on standard error and exit with code 2: the input is wrong, and nothing was lost.
 
-    Under torchrun one line per machine: its ranks read the same input.
+    Under torchrun only the first rank of each machine prints it.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"error: {message}", file=sys.stderr, flush=True)
