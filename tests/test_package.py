@@ -84,10 +84,11 @@ def test_the_commands_work_outside_the_checkout(environment, tmp_path):
     run(memrl, "train", *settings, "--run_dir", "run", "--device", "cpu", "--rl.steps", 1, cwd=tmp_path)
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
     run(memrl, "data", "needle", "--chunks", 2, "--out", "text.txt", cwd=tmp_path)
-    run(memrl, "infer", "text.txt", "-q", "name ?", "--model", model, "--device", "cpu", "--json", "a.json", cwd=tmp_path)
+    cpu = ("--model", model, "--device", "cpu")
+    run(memrl, "infer", "text.txt", "-q", "name ?", *cpu, "--json", "a.json", "--trace", "page.html", cwd=tmp_path)
     (answer,) = json.loads((tmp_path / "a.json").read_text())
-    assert answer["chunks"] > 1 and answer["file"] == "text.txt"
-    run(memrl, "eval", "--model", model, "--lengths", 1, "--samples", 2, "--out", "results", "--device", "cpu", cwd=tmp_path)
+    assert answer["chunks"] > 1 and answer["file"] == "text.txt" and "</html>" in (tmp_path / "page.html").read_text()
+    run(memrl, "eval", *cpu, "--lengths", 1, "--samples", 2, "--out", "results", cwd=tmp_path)
     assert (tmp_path / "results" / "accuracy.png").is_file()
 
 

@@ -27,7 +27,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from memrl.types import Sample
 
@@ -54,10 +54,6 @@ class Samples(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self.ids)
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
     def __getitem__(self, index):
         """The sample at `index`, counted from the end where negative; a list of samples for a slice."""
         if isinstance(index, slice):

@@ -5,7 +5,7 @@ order, and those of a reader who sees the document itself. What fills a slot is 
 are tokenised once, and a prompt is the pieces and the slots' ids strung together, so the ids that were sampled are the ids that
 the next turn sees.
 
-`memrl prompts import` makes a prompt file of the original's own words (`importing.py`).
+`python -m memrl.prompts import` makes a prompt file of the original's own words (`importing.py`).
 """
 
 import re

@@ -1,14 +1,14 @@
-r"""Read the original's prompts out of the user's copy of its repository; memrl does not ship their text.
+r"""Extract the original MemAgent's prompts from the user's copy of its repository; memrl does not ship these texts.
 
 Its code (github.com/BytedTsinghua-SIA/MemAgent) is parsed, never run. Texts are recognised by their slots:
 
     {prompt}, {memory} and {chunk}   a memory turn
-    {prompt} and {memory}            the answer turn; if a file has several, the one that requires a \boxed{} answer
-    $Q$ and $DOC$                    the prompt that shows the whole document
-    a constant NO_MEMORY, or the default of `memory=`    the memory before the first chunk
+    {prompt} and {memory}            the answer turn; if a file has several, the one with a \boxed{} answer
+    $Q$ and $DOC$                    the prompt with the whole document
+    a constant NO_MEMORY, or the default of `memory=`    the text of an empty memory
 
-The result is the text that its model saw. If the code passes a text through `str.format`, `{{}}` in the source is `{}` to the
-model; if it inserts the text otherwise, as its trainer does, `{{}}` stays, and the checkpoints were trained with that.
+The result is the text that the original model saw. If the code passes a text through `str.format`, `{{}}` in the source becomes
+`{}`. If it inserts the text in another way, as its trainer does, `{{}}` is kept, and the checkpoints were trained with that.
 """
 
 import ast
@@ -22,7 +22,7 @@ import yaml
 
 from memrl.prompts import check_prompts
 
-# Files of the original that hold them: first the trainer's, then those of its quick start and its evaluation.
+# Files with turn prompts in the original's repository, in order of preference: trainer, quick start, evaluation.
 TURN_FILES = (
     "recurrent/impls/memory.py",
     "quickstart.py",
@@ -40,9 +40,9 @@ ROLES = {
 WANTED = {
     "memory": "memory turn, with the slots {prompt}, {memory} and {chunk} once each",
     "answer": "answer turn, with the slots {prompt} and {memory} once each",
-    "no_memory": "memory before the first chunk: a constant NO_MEMORY, or the default of memory=",
+    "no_memory": "empty memory: a constant NO_MEMORY, or the default of memory=",
 }
-DEPTH = 5  # folders above a file that are searched for a module it imports
+DEPTH = 5  # number of parent folders in which an imported module is searched
 _NO_MEMORY = re.compile(r"_*no_(previous_)?memory(_\w+)?", re.IGNORECASE)
 
 
@@ -51,10 +51,10 @@ class Piece:
     """A text of the original.
 
     Attributes:
-        text: as the model sees it, with memrl's slots.
-        name: its name in the code.
-        path: its file; `line` is its line there, from 1.
-        doubled: whether it contains doubled braces that stay doubled.
+        text: the text that its model saw, with memrl's slots.
+        name: its name in the original's code.
+        path, line: the file that contains it, and its line, from 1.
+        doubled: whether it has doubled braces that are kept.
     """
 
     text: str
@@ -65,13 +65,13 @@ class Piece:
 
 
 def import_prompts(path: str | Path) -> dict[str, Piece]:
-    """The texts "memory", "answer", "no_memory" and, if there is one, "document".
+    """The texts "memory", "answer", "no_memory" and, if found, "document".
 
     Args:
-        path: the repository's folder, for the trainer's texts, or one of its Python files, for the texts of that file.
+        path: the repository's folder, for the trainer's texts, or a Python file of it, for that file's texts.
 
     Raises:
-        ValueError: a text is missing or ambiguous; the message names the files searched.
+        ValueError: a text is missing or ambiguous; the message names the searched path.
     """
     path = Path(path)
     if not path.exists():
@@ -115,7 +115,7 @@ def _has_turns(path: Path) -> bool:
 
 
 def _one(pieces: list[Piece], role: str, path: Path) -> Piece:
-    """The piece, if all have the same text; of several answers the only one that requires a box."""
+    """The piece, if all have the same text; among several answer prompts the only one with a box."""
     texts = {piece.text: piece for piece in reversed(pieces)}
     if len(texts) > 1 and role == "answer":
         texts = {text: piece for text, piece in texts.items() if "\\boxed" in text} or texts
@@ -124,18 +124,18 @@ def _one(pieces: list[Piece], role: str, path: Path) -> Piece:
     if not texts:
         raise ValueError(f"{path}: holds no text for the {WANTED[role]}")
     places = ", ".join(f"{piece.name} in line {piece.line}" for piece in sorted(texts.values(), key=lambda piece: piece.line))
-    raise ValueError(f"{path}: several texts could be {role!r}: {places}; delete all but one in a copy of the file, and give it")
+    raise ValueError(f"{path}: several texts could be {role!r}: {places}; give a copy of the file with one of them")
 
 
 def _parse(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes(), filename=str(path))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{path} is not a Python file that can be read: {error}") from None
+        raise ValueError(f"{path} is not a Python file: {error}") from None
 
 
 def _templates(tree: ast.Module, path: Path) -> Iterator[tuple[str, Piece]]:
-    """Each role with a text that has its slots, defined or imported in the file."""
+    """The texts in a file, or imported by it, that have the slots of a role; yields (role, piece)."""
     for name, piece in _texts(tree, path):
         formatted = "$" not in piece.text and _is_formatted(tree, name)
         parts = _split(piece.text, formatted)
@@ -147,7 +147,7 @@ def _templates(tree: ast.Module, path: Path) -> Iterator[tuple[str, Piece]]:
 
 
 def _texts(tree: ast.Module, path: Path) -> Iterator[tuple[str, Piece]]:
-    """Name and piece of each text that a file assigns or imports."""
+    """Each text that a file assigns to a name or imports; yields (name in this file, piece)."""
     yield from _own_texts(tree, path)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (source := _module_file(node, path)) is not None:
@@ -164,7 +164,7 @@ def _own_texts(tree: ast.Module, path: Path) -> Iterator[tuple[str, Piece]]:
 
 
 def _module_file(node: ast.ImportFrom, path: Path) -> Path | None:
-    """The file of `from MODULE import ...`, if it is in the repository of `path`."""
+    """The file of `from MODULE import ...`, if it is in the same repository as `path`."""
     parts = (node.module or "").split(".")
     folders = path.absolute().parents
     folders = folders[node.level - 1 : node.level] if node.level else folders[:DEPTH]
@@ -173,7 +173,7 @@ def _module_file(node: ast.ImportFrom, path: Path) -> Path | None:
 
 
 def _text(node: ast.AST | None) -> str | None:
-    """The value of a string literal, or of several joined by +; None for anything else."""
+    """The value of a string constant, or of several joined by +; otherwise None."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -183,7 +183,7 @@ def _text(node: ast.AST | None) -> str | None:
 
 
 def _is_formatted(tree: ast.Module, name: str) -> bool:
-    """Whether the code calls `name.format`, or does not use the text at all."""
+    """Whether the code calls `name.format`, or never passes the text to any function."""
     is_passed = False
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr == "format" and getattr(node.value, "id", None) == name:
@@ -195,13 +195,13 @@ def _is_formatted(tree: ast.Module, name: str) -> bool:
 
 
 def _split(text: str, formatted: bool) -> list[tuple[str, str | None]]:
-    """Literal texts, each with the slot that follows it; None after the last."""
+    """Pairs of a literal text and the slot after it; the last slot is None."""
     if formatted:
         try:
             parts = list(string.Formatter().parse(text))
         except ValueError:
             return [(text, None)]
-        # A slot with a format, such as {x:>10}, cannot be filled with token ids.
+        # A slot with a format, such as {x:>10}, cannot be filled with ids.
         return [(literal, slot if not spec and not kind else f"{slot}:{spec}") for literal, slot, spec, kind in parts]
     parts = re.split(r"\$([A-Z]+)\$" if "$" in text else r"\{([A-Za-z_]+)\}", text)
     return list(zip(parts[0::2], [*parts[1::2], None], strict=True))
@@ -226,33 +226,33 @@ def _no_memory(tree: ast.Module, path: Path) -> Iterator[Piece]:
 
 
 def prompt_file(pieces: dict[str, Piece], root: Path) -> str:
-    """The pieces as a YAML prompt file, character for character, with comments that name their sources."""
+    """A YAML prompt file with exactly the pieces' texts, and comments on the source of each."""
     lines = ["# Prompts of the original MemAgent, made from a copy of its repository by `memrl prompts import`:", "#"]
     lines += [f"#   {line}" for line in describe(pieces, root)]
     lines += [
         "#",
-        "# exact: the model saw the spaces and newlines around these texts and at the ends of lines; keep them.",
+        "# exact: its model saw the spaces and line ends around these texts, and the spaces at ends of lines; keep them.",
         "exact: true",
     ]
     text = "\n".join(lines) + "\n" + "".join(_field(role, piece.text) for role, piece in pieces.items())
-    check_prompts(yaml.safe_load(text), "what was found")
+    check_prompts(yaml.safe_load(text), "the prompt file made from the repository")
     return text
 
 
 def describe(pieces: dict[str, Piece], root: Path) -> list[str]:
-    """One line for each text: its role, file, line and name."""
+    """One line per text: its role, file, line and name in the original's code."""
     lines = []
     for role, piece in pieces.items():
         file = piece.path.absolute()
         place = file.relative_to(root.absolute()) if file.is_relative_to(root.absolute()) else Path(file.name)
-        note = ", with doubled braces, which stay doubled" if piece.doubled else ""
+        note = ", with doubled braces kept" if piece.doubled else ""
         lines.append(f"{role:<10} {place.as_posix()}, line {piece.line}: {piece.name}{note}")
     return lines
 
 
 def _field(role: str, text: str) -> str:
-    if "\n" not in text or not text.replace("\n", "").isprintable():  # a YAML block keeps neither other line ends nor controls
+    if "\n" not in text or not text.replace("\n", "").isprintable():  # a block would change these
         return yaml.safe_dump({role: text}, allow_unicode=True, width=2**31)
-    # "2": a text may begin with spaces; "-" and "+": it may end in no newline or in several.
+    # "2" because a text may start with spaces; "-" and "+" because it may end in no line end or in several.
     chomping = "" if re.search(r"[^\n]\n\Z", text) else "+" if text.endswith("\n") else "-"
     return f"{role}: |2{chomping}\n" + "".join(f"  {line}\n" if line else "\n" for line in text.removesuffix("\n").split("\n"))
