@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_layering import all_imports
 from tests.tiny_run import make_run
 
 if sys.version_info >= (3, 11):
@@ -22,6 +23,8 @@ else:
     import tomli as tomllib  # which pytest needs there
 
 REPO = Path(__file__).resolve().parent.parent
+# Imported only if they are installed: kernels of GPUs, trackers.
+OPTIONAL = {"flash_attn", "triton", "tensorboard", "wandb"}
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -49,7 +52,7 @@ def environment(wheel, tmp_path_factory) -> Path:
     python = folder / "bin" / "python"
     packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
     Path(packages, "others.pth").write_text("\n".join({sysconfig.get_path(kind) for kind in ("purelib", "platlib")}) + "\n")
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet", wheel)
+    run(python, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", wheel)
     return folder
 
 
@@ -90,6 +93,8 @@ def test_the_commands_work_outside_the_checkout(environment, tmp_path):
     assert answer["chunks"] > 1 and answer["file"] == "text.txt" and "</html>" in (tmp_path / "page.html").read_text()
     run(memrl, "eval", *cpu, "--lengths", 1, "--samples", 2, "--out", "results", cwd=tmp_path)
     assert (tmp_path / "results" / "accuracy.png").is_file()
+    run(memrl, "report", "results", "--out", "report", cwd=tmp_path)
+    assert (tmp_path / "report" / "report.md").is_file()
 
 
 def test_the_name_kernels_is_left_to_the_package_of_that_name(environment, tmp_path):
@@ -99,6 +104,19 @@ def test_the_name_kernels_is_left_to_the_package_of_that_name(environment, tmp_p
     script = f"import sys; sys.path.append({str(tmp_path)!r}); import kernels, memrl.kernels.rope; print(kernels.OWNER)"
     assert run(sys.executable, "-c", script, cwd=REPO) == "somebody else\n"
     assert run(environment / "bin" / "python", "-c", script, cwd=tmp_path.parent) == "somebody else\n"
+
+
+def test_the_package_imports_only_what_it_declares():
+    """A module of the checkout, such as `benchmarks`, is not there once the package is installed."""
+    declared = {re.split(r"[^\w-]", line)[0] for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["train"]]}
+    distributions = importlib.metadata.packages_distributions()
+    wrong = []
+    for found in all_imports("memrl"):
+        name = found.target.partition(".")[0]
+        if name not in {"memrl", "tokenizers", *OPTIONAL, *sys.stdlib_module_names}:  # tokenizers is part of transformers
+            if not declared & {distribution.lower() for distribution in distributions.get(name, [])}:
+                wrong.append(str(found))
+    assert not wrong, "\n".join(wrong)
 
 
 def requirements(name: str) -> list[str]:
