@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.ablation_plot import plot_ablations
 from benchmarks.ablation_table import SeedResult, Variant, format_table
+from memrl.commands.train import DEFAULT_CONFIG, parse
 from memrl.config import TrainConfig, differences, flatten, validate, validate_start
 from memrl.data.needle import make_sample
 from memrl.evaluation.tasks import parse_lengths
@@ -36,7 +37,6 @@ from memrl.utils.files import write_whole
 from memrl.utils.journal import read_records
 from memrl.utils.progress import Progress, format_seconds
 from memrl.utils.seeds import stable_id
-from train import DEFAULT_CONFIG, parse
 
 # Fewer and smaller steps than configs/tiny.yaml's: near its end all that works answers everything right, and nothing differs.
 SETTINGS = {

@@ -5,7 +5,7 @@
 
     ruler       a sample of each of RULER's 13 tasks at each length: seconds, and tokens of context, question and answer budget
     documents   RULER-HotpotQA at each number of documents: seconds and tokens a sample
-    training    `python -m memrl.data hotpotqa` to parquet, read back by a training run's loader
+    training    `memrl data hotpotqa` to parquet, read back by a training run's loader
     evaluation  eval.py on all of it with a small random model: every task meets every method
 
 A fresh task for each length, so that no sample profits from another's counted sentences. Where the paragraphs do not suffice,
@@ -21,8 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from memrl.data.commands.options import lengths as parse_lengths
 from memrl.data.ruler import TASKS, RulerFiles, make_ruler
+from memrl.evaluation.tasks import parse_lengths
 from memrl.tokenizer import load_tokenizer
 
 PARTS = ("ruler", "documents", "training", "evaluation")
@@ -77,7 +77,7 @@ def build_training_set(source: Path, out: Path) -> None:
     from memrl.data import load_samples
 
     target = out / "train.parquet"
-    call(sys.executable, "-m", "memrl.data", "hotpotqa", source, "--out", target, "--documents", 200)
+    call(sys.executable, "-m", "memrl", "data", "hotpotqa", source, "--out", target, "--documents", 200)
     samples = load_samples(target)
     print(f"{len(samples)} samples, {target.stat().st_size / 2**20:.1f} MiB; {samples[0].id}: {samples[0].question}")
 
@@ -94,7 +94,7 @@ def evaluate(tokenizer, files: RulerFiles, out: Path) -> None:
     sources = ["--squad", files.squad, "--essays", files.essays]
     call(*common, "--task", "ruler", "--lengths", "4k,8k", *sources, "--out", out / "ruler")
     call(*common, "--task", "ruler_hotpotqa", "--lengths", "50,100", "--out", out / "hotpotqa")
-    call(sys.executable, "-m", "memrl.report", out / "ruler", out / "hotpotqa", "--out", out / "report")
+    call(sys.executable, "-m", "memrl", "report", out / "ruler", out / "hotpotqa", "--out", out / "report")
 
 
 def main() -> int:

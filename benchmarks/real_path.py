@@ -40,7 +40,7 @@ def main() -> None:
 
     data = out / "hotpotqa.jsonl"
     hotpotqa = arguments.hotpotqa.absolute()
-    call(sys.executable, "-m", "memrl.data", "hotpotqa", hotpotqa, "--out", data, "--documents", 20, "--limit", 32)
+    call(sys.executable, "-m", "memrl", "data", "hotpotqa", hotpotqa, "--out", data, "--documents", 20, "--limit", 32)
 
     tokenizer = load_tokenizer(arguments.tokenizer)
     config = TransformerConfig(151_936, 64, 128, 2, 4, 2, 16, tie_word_embeddings=True)

@@ -23,9 +23,9 @@ from benchmarks.ablation_table import (
     steps_to_level,
 )
 from benchmarks.ablations import find_variants, plan, publish, write_documents
+from memrl.commands.train import parse
 from memrl.config import validate
 from memrl.evaluation.statistics import paired_interval
-from train import parse
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "configs" / "ablations").glob("*.yaml"))

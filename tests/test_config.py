@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from memrl import config
+from memrl.commands import train
 from memrl.config import OptimOptions, TrainConfig, validate, validate_start
 from memrl.utils import command_line as cli
 
@@ -20,10 +21,7 @@ CONFIGS = sorted(p for p in (REPO / "configs").rglob("*.yaml") if "prompts" not 
 
 @pytest.fixture(scope="module")
 def parse():
-    """The `parse` of train.py: the very parser that users meet."""
-    spec = importlib.util.spec_from_file_location("train", REPO / "train.py")
-    train = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(train)
+    """The parser of `memrl train`."""
     return train.parse
 
 

@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from memrl.report.curves import main, plot_curves, read_curves, smooth
+from memrl.commands.report import Curves
+from memrl.report.curves import plot_curves, read_curves, smooth
 from memrl.utils import pictures
 
 
@@ -33,7 +34,7 @@ def drawn(path, monkeypatch, arguments):
     """The panels of the figure that the command saves, by title."""
     figures, save = [], pictures.save
     monkeypatch.setattr(pictures, "save", lambda figure, path: (figures.append(figure), save(figure, path)))
-    assert main([str(argument) for argument in arguments]) == 0
+    assert Curves.main([str(argument) for argument in arguments]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
     (figure,) = figures
     return {axes.get_title(loc="left"): axes for axes in figure.axes if axes.axison}
@@ -105,7 +106,7 @@ def test_folders_of_one_name_are_labelled_by_their_paths(tmp_path, monkeypatch):
         ("[1]\n", (), "line 1 is not a JSON object"),
         ('{"reward/strict": 1}\n', (), "line 1 has no whole number as its step"),
         ('{"step": 1, "loss/kl": 1}\n', ("--out", "nowhere/x.png"), "there is no folder nowhere"),
-        ('{"step": 1, "loss/kl": 1}\n', ("--out", "x.pdf"), "ends in .png"),
+        ('{"step": 1, "loss/kl": 1}\n', ("--out", "x.pdf"), "has to end in .png"),
         ('{"step": 1, "loss/kl": 1}\n', ("--wrong",), "unrecognized arguments"),
     ],
 )
@@ -113,7 +114,7 @@ def test_mistakes_end_in_one_line_and_code_2(tmp_path, capsys, content, options,
     if content is not None:
         (tmp_path / "metrics.jsonl").write_text(content)
     with pytest.raises(SystemExit) as exit:
-        main([str(tmp_path), *options])
+        Curves.main([str(tmp_path), *options])
     errors = capsys.readouterr().err
     assert exit.value.code == 2 and errors.count("\n") == 1 and words in errors
 
@@ -121,5 +122,5 @@ def test_mistakes_end_in_one_line_and_code_2(tmp_path, capsys, content, options,
 def test_a_file_in_place_of_a_folder_is_refused(tmp_path, capsys):
     write_run(tmp_path, 1)
     with pytest.raises(SystemExit):
-        main([str(tmp_path / "metrics.jsonl")])
+        Curves.main([str(tmp_path / "metrics.jsonl")])
     assert "is not a folder; give a run's folder" in capsys.readouterr().err

@@ -1,20 +1,19 @@
-"""`python -m memrl.data`: the list of commands, and those that check and convert data sets."""
+"""`memrl data`: the list of commands, and those that check and convert data sets."""
 
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from memrl.data import __main__ as command
+from memrl.commands.check_dataset import evidence_depths, histogram, spread
+from memrl.commands.data import COMMANDS, main
 from memrl.data import load_samples, write_samples
-from memrl.data.commands.check import evidence_depths, histogram, spread
-from memrl.data.commands.options import check_out, length, lengths
 from memrl.data.needle import build_tokenizer
 from memrl.types import Sample
+from memrl.utils.command_line import check_out
 from tests.test_ruler_qa import squad_articles
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,14 +21,12 @@ GOOD = {"question": "Who?", "context": "Ed did.", "answers": ["Ed"]}
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
+def call(capsys):
     """call(argument, ...): (exit code, standard output, standard error)."""
 
     def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["memrl.data", *map(str, arguments)])
-        code = 0
         try:
-            command.main()
+            code = main([*map(str, arguments)])
         except SystemExit as error:
             code = error.code
         return code, *capsys.readouterr()
@@ -74,31 +71,23 @@ def test_ruler_tells_lengths_that_cannot_be_made_before_it_writes(call, tmp_path
 
 
 def test_help_lists_every_command_without_importing_any():
-    script = (
-        "import sys; sys.argv = ['memrl.data', '--help']\n"
-        "from memrl.data import __main__ as command\n"
-        "try: command.main()\n"
-        "except SystemExit: pass\n"
-        "heavy = {'torch', 'transformers', 'pyarrow', 'openai'} & set(sys.modules)\n"
-        "others = {m for m in sys.modules if m.startswith('memrl.data.commands.')} - {'memrl.data.commands.options'}\n"
-        "sys.exit(str(heavy | others) if heavy | others else 0)"
-    )
+    script = "import sys; from memrl.__main__ import main; main(['data', '--help']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert all(f"\n    {name} " in done.stdout or f"\n    {name}\n" in done.stdout for name in command.COMMANDS)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert (done.returncode, done.stderr) == (0, "") and not loaded & {"torch", "transformers", "pyarrow", "openai"}
+    assert {name for name in loaded if name.startswith("memrl.commands.")} == {"memrl.commands.data"}
+    assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", command.COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_of_its_own(call, name):
-    if find_spec(f"memrl.data.commands.{name}") is None:
-        pytest.skip("its module is not there")
     code, out, err = call(name, "--help")
     assert (code, err) == (0, "")
-    assert out.startswith(f"usage: python -m memrl.data {name} [-h]") and "options:" in out
+    assert out.startswith(f"usage: memrl data {name} ") and "options:" in out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"), [((), "COMMAND"), (("chek",), "'chek'"), (("check",), "INPUT"), (("check", "--x", "a"), "--x")]
+    ("arguments", "words"), [((), "give a command"), (("chek",), "'chek'"), (("check",), "INPUT"), (("check", "--x", "a"), "--x")]
 )
 def test_mistakes_are_one_line_and_exit_code_2(call, arguments, words):
     code, out, err = call(*arguments)
@@ -106,12 +95,15 @@ def test_mistakes_are_one_line_and_exit_code_2(call, arguments, words):
     assert words in err and err.count("\n") == 1
 
 
-def test_lengths_are_read_with_their_units():
-    assert (length("800"), length(" 32k "), length("1M")) == (800, 32 * 1024, 1024**2)
-    assert lengths("1m,4k") == [4096, 1024**2]
-    for text in ("", "0", "-4", "4g", "1.5k", "4k,4096", "4k,,8k"):
-        with pytest.raises(Exception, match="length"):
-            lengths(text)
+def test_lengths_are_read_with_their_units(call, tmp_path):
+    (tmp_path / "in.json").write_text(json.dumps(squad_articles(40)))
+    command = ("squad", tmp_path / "in.json", "--out", tmp_path / "out.jsonl", "--tokenizer", tmp_path, "--tokens")
+    for text in ("0", "-4", "4g", "1.5k", "4k,8k"):
+        code, _, err = call(*command, text)
+        assert code == 2 and "is not a length" in err and err.count("\n") == 1
+    for text in ("0", "4g", "4k,4096", "4k,,8k"):
+        code, _, err = call("ruler_hotpotqa", tmp_path / "in.json", "--out", tmp_path / "out", "--documents", text)
+        assert code == 2 and "lengths holds" in err and err.count("\n") == 1
 
 
 def test_a_place_to_write_is_checked_first(tmp_path):

@@ -1,7 +1,6 @@
 """`train.py --dry_run`: the table, the exit code, the advice, and that it needs neither weights nor a GPU."""
 
 import copy
-import importlib.util
 import json
 import re
 import subprocess
@@ -37,12 +36,9 @@ FOURTEEN = SEVEN | {
 
 @pytest.fixture(scope="module")
 def train():
-    spec = importlib.util.spec_from_file_location("train", REPO / "train.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["train"]
+    from memrl.commands import train
+
+    return train
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def questions(tmp_path_factory):
 def run_main(capsys, *arguments) -> tuple[int, str, list[str]]:
     """eval.py's main in this process: exit code, standard output, lines on standard error."""
     try:
-        code = importlib.import_module("eval").main([str(argument) for argument in arguments])
+        code = importlib.import_module("memrl.commands.eval").main([str(argument) for argument in arguments])
     except SystemExit as stop:
         code = stop.code
     captured = capsys.readouterr()
@@ -93,7 +93,7 @@ def test_every_file_tells_of_all_of_the_folder(folder, questions, tmp_path, caps
     assert code == 0, errors
     assert told()[2:] == [("niah_single_1", 400, "one_shot"), ("qa", "file", "memory")]
     assert "1 chunks" in printed and "400 tokens" in printed and not picture.exists()
-    assert f"no accuracy.png for lengths in chunks and tokens; draw them with python -m memrl.report {out} --out DIR" in printed
+    assert f"no accuracy.png for lengths in chunks and tokens; draw them with memrl report {out} --out DIR" in printed
 
 
 def test_who_interrupts_is_told_what_is_finished(folder, questions, tmp_path, capsys, monkeypatch):
@@ -309,10 +309,10 @@ def test_mistakes_are_one_line_and_exit_code_2(folder, questions, tmp_path, caps
 
 
 def test_help_needs_neither_torch_nor_transformers():
-    code = """import sys
+    code = """import importlib, sys
 for name in ("eval", "infer"):
     try:
-        __import__(name).main(["--help"])
+        importlib.import_module(f"memrl.commands.{name}").main(["--help"])
     except SystemExit:
         print("torch" in sys.modules, "transformers" in sys.modules)
 """

@@ -346,7 +346,7 @@ def whole(model, questions, tmp_path_factory):
     """The results of a command without interruption."""
     out = tmp_path_factory.mktemp("whole") / "out"
     arguments = command(model, questions, out)
-    assert importlib.import_module("eval").main(arguments[arguments.index("--model") :]) == 0
+    assert importlib.import_module("memrl.commands.eval").main(arguments[arguments.index("--model") :]) == 0
     return out
 
 

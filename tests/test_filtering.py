@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from memrl.commands.filter_dataset import Filter
 from memrl.data import load_samples
-from memrl.data.__main__ import build_parser
 from memrl.data.filtering import QUESTION_ALONE, AnswersFile, Characters, Rule, ask_questions, decide
 from memrl.endpoint import RemoteLLM
 from memrl.llm import Decoding
 from memrl.types import Sample
+from memrl.utils.command_line import parse_options
 from tests.fake_endpoint import FakeEndpoint, Reply
 from tests.tiny_folder import make_folder
 
@@ -41,8 +42,8 @@ def number_of(body: dict) -> int:
 
 
 def command(*words: object) -> None:
-    arguments = build_parser("filter").parse_args(["filter", *map(str, words)])
-    arguments.run(arguments)
+    (options,) = parse_options([Filter], [*map(str, words)], prog="memrl data filter")
+    options.run()
 
 
 def filter_by(server: FakeEndpoint, questions: Path, out: Path, *more: object) -> list[str]:
@@ -227,7 +228,9 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path):
     with FakeEndpoint(lambda body: Reply(RIGHT if number_of(body) % 2 else WRONG, seconds=0.05)) as server:
         words = ["filter", questions, out, "--endpoint", server.url, "--name", "fake", "--concurrency", 2]
         process = subprocess.Popen(
-            [sys.executable, "-m", "memrl.data", *map(str, words)], cwd=REPO, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            [sys.executable, "-m", "memrl", "data", *map(str, words)],
+            cwd=REPO,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
         try:
             while len(finished()) < 5:
@@ -300,7 +303,7 @@ def test_a_question_travels_to_a_server_as_it_is():
         (["--model", "nowhere", "--name", "x"], "name is 'x', which only a server's models have"),
         (["--endpoint", "http://x", "--name", "x", "--temperature", "0"], "samples is 2, but at temperature 0 all are the same"),
         (["--endpoint", "http://x", "--name", "x", "--top_p", "0"], r"top_p is 0.0"),
-        (["--endpoint", "http://x", "--name", "x", "--temperature", "nan"], r"temperature is nan"),
+        (["--endpoint", "http://x", "--name", "x", "--temperature", ".nan"], r"temperature is nan"),
         (["--endpoint", "x", "--name", "x"], "endpoint 'x' is not an address"),
     ],
 )

@@ -41,7 +41,7 @@ def text_file(tmp_path_factory):
 @pytest.fixture
 def infer(folder, capsys):
     """infer(arguments) -> exit code, standard output, lines on standard error; in this process."""
-    module = importlib.import_module("infer")
+    module = importlib.import_module("memrl.commands.infer")
 
     def infer(*arguments, model=folder):
         try:
@@ -120,7 +120,7 @@ def test_mistakes_are_one_line_and_exit_code_2(infer, text_file, tmp_path):
         ((text_file, "-q", "red " * 7), "7 tokens, and the cap is 6"),
         ((text_file, "-q", "  "), "question is empty"),
         ((text_file,), "question"),
-        (("-q", Q), "files"),
+        (("-q", Q), "FILE"),
         ((text_file, "-q", Q, "--json", tmp_path), "cannot be written"),
         ((text_file, "-q", Q, "--trace", tmp_path / "none" / "x.html"), "cannot be written"),
         ((text_file, "-q", Q, "--jsn", "x"), "jsn"),
@@ -135,7 +135,7 @@ def test_mistakes_are_one_line_and_exit_code_2(infer, text_file, tmp_path):
         ((text_file, "-q", Q, "--attention", "fast"), "attention"),
         ((text_file, "-q", Q, "--min_p", "2"), "min_p is 2"),
         ((text_file, "-q", Q, "--max_memory", "cpu=1GiB"), "only --device map uses"),
-        ((text_file, "-q", Q, "--device", "map", "--max_memory", "plenty"), "say for example 0=70GiB"),
+        ((text_file, "-q", Q, "--device", "map", "--max_memory", "plenty"), "give for example 0=70GiB"),
         ((text_file, "-q", Q, "--device", "map", "--max_memory", "64=1GiB"), "names GPU 64"),
         ((text_file, "-q", Q, "--device", "map", "--max_memory", "cpu=1GiB,cpu=2GiB"), "cpu twice"),
     ]

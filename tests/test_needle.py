@@ -159,12 +159,11 @@ def test_warm_start_is_reproducible(tokenizer):
     assert not torch.equal(models[0].model.norm.weight, start)
 
 
-def test_documents_for_reading_are_written_with_their_question(tmp_path, capsys, monkeypatch):
-    from memrl.data import __main__ as command
+def test_documents_for_reading_are_written_with_their_question(tmp_path, capsys):
+    from memrl.commands.data import main
 
     out = tmp_path / "needle.txt"
-    monkeypatch.setattr("sys.argv", ["memrl.data", "needle", "--chunks", "3", "--seed", "5", "--out", str(out)])
-    command.main()
+    assert main(["needle", "--chunks", "3", "--seed", "5", "--out", str(out)]) == 0
     sample = make_sample(3, 5)
     assert out.read_text().strip() == sample.context
     printed = capsys.readouterr().out

@@ -184,7 +184,7 @@ FOREIGN = {
     "context of paragraphs": ({**GOOD, "context": {"title": ["a"]}}, ["context", "struct", "string"]),
     "hub HotpotQA": (
         {"id": "a", "question": "?", "answer": "b", "supporting_facts": {"title": ["t"]}, "context": {"title": ["t"]}},
-        ["python -m memrl.data hotpotqa"],
+        ["memrl data hotpotqa"],
     ),
 }
 

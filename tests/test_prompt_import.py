@@ -8,8 +8,8 @@ import yaml
 
 from memrl.agents import AgentConfig
 from memrl.agents.agent_file import load_agent, save_agent
+from memrl.commands.prompts import main
 from memrl.prompts import PromptTemplate, load_prompts
-from memrl.prompts.__main__ import main
 from memrl.prompts.import_original import import_prompts
 from memrl.tokenizer import load_tokenizer
 from tests.test_tokenizer import character_tokenizer

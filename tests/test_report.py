@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from memrl.commands.report import Report
 from memrl.evaluation.statistics import score_interval
 from memrl.report import report_numbers as numbers
-from memrl.report.__main__ import main
 from memrl.report.depth_map import depth_map, tenths
 from memrl.report.rendering import escape_markdown
 from memrl.report.report_pages import MAX_FAILURES, as_json, make_report, markdown, write_report
@@ -421,7 +421,7 @@ def written(folders, tmp_path_factory):
     """The folder of a report of both results folders, and what the command printed."""
     out, printed = tmp_path_factory.mktemp("report") / "out", io.StringIO()
     with contextlib.redirect_stdout(printed):
-        assert main([*map(str, folders), "--out", str(out), "--score", "strict"]) == 0
+        assert Report.main([*map(str, folders), "--out", str(out), "--score", "strict"]) == 0
     return out, printed.getvalue()
 
 
@@ -448,7 +448,7 @@ def test_the_command_writes_tables_pictures_and_numbers(written):
 
 def test_the_same_rows_give_the_same_bytes(folders, written, tmp_path):
     out, _ = written
-    assert main([*map(str, folders), "--out", str(tmp_path / "again"), "--score", "strict"]) == 0
+    assert Report.main([*map(str, folders), "--out", str(tmp_path / "again"), "--score", "strict"]) == 0
     assert {path.name for path in out.iterdir()} == {path.name for path in (tmp_path / "again").iterdir()}
     for path in out.iterdir():
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
@@ -478,14 +478,14 @@ def test_mistakes_are_one_line_and_code_2(folders, tmp_path, capsys, arguments, 
     for name, path in places.items():
         arguments = [path + part[len(name) :] if part == name or part.startswith(name + "/") else part for part in arguments]
     with pytest.raises(SystemExit) as end:
-        main(arguments)
+        Report.main(arguments)
     error = capsys.readouterr().err
     assert end.value.code == 2 and error.count("\n") == 1 and message in error
 
 
 def test_help_is_quick_and_names_the_scores():
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "memrl.report", "--help"],
+        [sys.executable, "-X", "importtime", "-m", "memrl", "report", "--help"],
         cwd=REPO,
         capture_output=True,
         text=True,

@@ -6,10 +6,11 @@ from html.parser import HTMLParser
 
 import pytest
 
+from memrl.commands.report import Trace
 from memrl.reading.reader import Reading, Step
 from memrl.report.rendering import highlighted
 from memrl.report.rollout_page import describe_outcome
-from memrl.report.trace_command import main, write_rollouts, write_trace
+from memrl.report.trace_command import write_rollouts, write_trace
 from memrl.scoring.evidence import Found, find_answers
 from memrl.types import Sample
 
@@ -208,7 +209,7 @@ def test_command_writes_the_page_and_says_so(tmp_path, capsys):
     path, out = write(tmp_path / "rollouts.jsonl", rollout(4), rollout(5)), tmp_path / "page.html"
     with open(path, "a") as file:
         file.write('{"step": 6, "question": "torn')  # the run is still writing
-    assert main([str(path), "--out", str(out), "--step", "5"]) == 0
+    assert Trace.main([str(path), "--out", str(out), "--step", "5"]) == 0
     assert capsys.readouterr().out == f"{out}: 1 trajectory\n"
     assert "step 5" in out.read_text() and "doc-4" not in out.read_text()
 
@@ -224,7 +225,7 @@ def test_command_writes_the_page_and_says_so(tmp_path, capsys):
         ('{"step": 1, "question": "q", "turns": [{"kind": "memory"}]}\n', (), "a 'kind' and a 'response'"),
         ('{"step": 1, "question": "q", "turns": [{"kind": "a", "response": "b", "prompt": 1}]}\n', (), "must be text"),
         (json.dumps(rollout(7)) + "\n", ("--step", "9"), "no rollout of step 9; its steps go from 7 to 7"),
-        (json.dumps(rollout(7)) + "\n", ("--last", "0"), "not a whole number of at least 1"),
+        (json.dumps(rollout(7)) + "\n", ("--last", "0"), "must be a whole number of at least 1"),
         (json.dumps(rollout(7)) + "\n", ("--out", "nowhere/x.html"), "there is no folder nowhere"),
     ],
 )
@@ -233,7 +234,7 @@ def test_mistakes_end_in_one_line_and_code_2(tmp_path, capsys, content, options,
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(SystemExit) as exit:
-        main([str(path), "--out", str(tmp_path / "page.html"), *options])
+        Trace.main([str(path), "--out", str(tmp_path / "page.html"), *options])
     errors = capsys.readouterr().err
     assert exit.value.code == 2 and errors.count("\n") == 1 and words in errors
     assert not (tmp_path / "page.html").exists()
@@ -243,7 +244,7 @@ def test_folder_or_the_file_itself_as_output_is_refused(tmp_path, capsys):
     path = write(tmp_path / "rollouts.jsonl", rollout())
     for arguments, words in (([tmp_path, "--out", "x"], "is a folder; give"), ([path, "--out", path], "choose another name")):
         with pytest.raises(SystemExit):
-            main([str(argument) for argument in arguments])
+            Trace.main([str(argument) for argument in arguments])
         assert words in capsys.readouterr().err
     assert json.loads(path.read_text()) == json.loads(json.dumps(rollout()))
 

@@ -3,13 +3,12 @@
 import gzip
 import hashlib
 import random
-import sys
 from pathlib import Path
 
 import pytest
 
-from memrl.data.__main__ import main
-from memrl.data.commands.ruler import parse_tasks
+from memrl.commands.build_dataset import parse_tasks
+from memrl.commands.data import main
 from memrl.data.ruler import TASKS, RulerFiles, make_ruler
 from memrl.data.ruler.fitting import Document, TooShort, fit
 from memrl.data.ruler.haystack import NOISE, Haystack, read_essays
@@ -294,10 +293,9 @@ def test_no_word_of_the_lists_stands_within_another():
 
 
 @pytest.fixture
-def run_command(monkeypatch):
+def run_command():
     def run_command(*arguments: str | Path) -> None:
-        monkeypatch.setattr(sys, "argv", ["memrl.data", "ruler", *map(str, arguments)])
-        main()
+        main(["ruler", *map(str, arguments)])
 
     return run_command
 

@@ -205,7 +205,7 @@ def test_wrong_settings_end_in_one_line_and_code_2(arguments, tmp_path, extra, w
     import contextlib
     import io
 
-    import train
+    from memrl.commands import train
 
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as exit:

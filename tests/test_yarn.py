@@ -168,7 +168,7 @@ def test_infer_takes_the_flag(tmp_path, capsys):
     folder, file = make_folder(tmp_path / "model"), tmp_path / "text.txt"
     file.write_text("red blue green stone river " * 5)
     arguments = [str(file), "-q", "name ?", "--model", str(folder), "--yarn"]
-    infer = importlib.import_module("infer")
+    infer = importlib.import_module("memrl.commands.infer")
     assert infer.main([*arguments, "4"]) == 0
     assert "positions: YaRN, factor 4" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:

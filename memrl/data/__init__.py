@@ -1,8 +1,8 @@
 """Samples: where they come from and how they are written down.
 
-`custom` reads the JSON lines format and `parquet` parquet files, `writing` writes both, `needle` generates the documents of the
-miniature, `source` chooses what a training step reads, and `commands` are those of `python -m memrl.data`. All that is exported
-here imports the standard library only, and pyarrow for a parquet file, so reading a data set does not wait for torch.
+`custom` reads the JSON lines format and `parquet` parquet files, `dataset_writer` writes both, `needle` generates the documents
+of the miniature, and `training_source` chooses what a training step reads. All that is exported here imports the standard
+library only, and pyarrow for a parquet file, so reading a data set does not wait for torch.
 """
 
 import glob

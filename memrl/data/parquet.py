@@ -226,7 +226,7 @@ def _is_original(path: Path, schema: pa.Schema) -> bool:
     if {"supporting_facts", "answer"} <= names:
         raise ValueError(
             f"{path}: holds HotpotQA's questions with ten paragraphs each, not long documents; make those from it with "
-            "`python -m memrl.data hotpotqa`"
+            "`memrl data hotpotqa`"
         )
     if not original and not ({"question", "answers"} <= names and names & {"context", "file"}):
         raise ValueError(

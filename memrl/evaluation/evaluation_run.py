@@ -154,7 +154,7 @@ class Evaluation:
             path.unlink(missing_ok=True)  # an earlier command's picture does not show all rows
             if series:
                 why = f"lengths in {' and '.join(named)}" if len(named) > 1 else f"{len(series)} lines"
-                print(f"no {path.name} for {why}; draw them with python -m memrl.report {self.folder} --out DIR")
+                print(f"no {path.name} for {why}; draw them with memrl report {self.folder} --out DIR")
             return
         from memrl.evaluation.accuracy_plot import plot_accuracy
 

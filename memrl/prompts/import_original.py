@@ -227,7 +227,7 @@ def _no_memory(tree: ast.Module, path: Path) -> Iterator[Piece]:
 
 def prompt_file(pieces: dict[str, Piece], root: Path) -> str:
     """A YAML prompt file with exactly the pieces' texts, and comments on the source of each."""
-    lines = ["# Prompts of the original MemAgent, made from a copy of its repository by `python -m memrl.prompts import`:", "#"]
+    lines = ["# Prompts of the original MemAgent, made from a copy of its repository by `memrl prompts import`:", "#"]
     lines += [f"#   {line}" for line in describe(pieces, root)]
     lines += [
         "#",

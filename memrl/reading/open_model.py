@@ -1,10 +1,10 @@
-"""What `eval.py` and `infer.py` share: their options, the device, and a loaded model behind an `llm`.
+"""Open a model folder for reading: the options of `memrl infer` and `memrl eval`, the device, the weights, the sampler.
 
-Importing this module is cheap; torch comes with the first call that needs it. Annotations are not postponed
-here, because jsonargparse would import everything under TYPE_CHECKING to resolve them, and --help would
-take seconds.
+Importing this module is cheap; torch is imported by the first call that needs it. Annotations are not postponed here, because
+jsonargparse would import everything under TYPE_CHECKING to resolve them, and --help would take seconds.
 """
 
+import re
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,65 +21,77 @@ if TYPE_CHECKING:
 
 @dataclass
 class AgentOverrides:
-    """How documents are read; what is not given is as in the model's memrl_agent.yaml, or the default."""
+    """How to read documents; the model's memrl_agent.yaml, or else the default, applies if an option is not given."""
 
     prompts: str | None = None
-    """Prompt file: a path, or a name in memrl/prompts."""
+    """Prompt file: a path, or the name of one in memrl/prompts."""
     chunk_tokens: int | None = None
-    """Document tokens of one chunk."""
+    """Document tokens in a chunk."""
     memory_tokens: int | None = None
-    """Hard cap on the memory."""
+    """Largest number of tokens of the memory."""
     answer_tokens: int | None = None
-    """Cap on the answer turn."""
+    """Largest number of tokens of the answer turn."""
     question_tokens: int | None = None
-    """A longer question is refused."""
+    """Largest number of tokens of a question; longer ones are refused."""
 
 
 @dataclass
 class ReaderOptions:
-    """How the model is run."""
+    """How to run the model."""
 
     temperature: float = 0.0
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy decoding."""
     top_p: float = 1.0
     """Sample from the smallest set of most likely tokens that reaches this probability."""
     top_k: int = 0
-    """Sample from this many most likely tokens; 0 is off."""
+    """Sample from this many of the most likely tokens; 0: off."""
     min_p: float = 0.0
-    """Drop tokens less likely than this times the most likely one; 0 is off."""
+    """Drop tokens less likely than this times the most likely one; 0: off."""
     max_rows: int = 128
-    """Documents that are read at the same time; changes the speed, not the results; a stop loses up to so many."""
+    """Documents read at the same time; changes the speed, not the results. Up to this many unfinished documents restart after an
+    interruption."""
     cache_gib: float = 4.0
-    """Bound on the key/value cache."""
+    """Largest size of the key/value cache in GiB."""
     attention: Literal["auto", "eager", "sdpa", "flash", "triton"] = "auto"
-    """What computes attention; auto takes the best that runs here and says which."""
+    """Attention backend; auto: the best one that runs on this machine, named at the start."""
     max_step_tokens: int = 0
-    """Prompt and response tokens of one forward pass; 0 fits the model and the device."""
+    """Largest number of prompt and response tokens in one forward pass; 0: chosen for the model and the device."""
     share_prefixes: bool = True
-    """Compute and keep what prompts have in common once."""
+    """Compute and cache the common beginning of prompts only once."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the weights; auto keeps the checkpoint's own."""
+    """Type of the weights; auto: as in the checkpoint."""
     yarn: float = 0.0
-    """Stretch positions by YaRN for texts so many times longer than the checkpoint's window, say 4; 0 leaves them as they are."""
+    """Stretch positions by YaRN for texts this many times longer than the checkpoint's window, for example 4; 0: off."""
     device: str = "auto"
-    """auto (a GPU where there is one), cpu, cuda, cuda:N, or map: layers spread over all GPUs, what is left in CPU memory."""
+    """auto (a GPU if there is one), cpu, cuda, cuda:N, or map: layers spread over all GPUs, the rest in CPU memory."""
     max_memory: str | None = None
-    """How much of each device may hold weights, with device map: for example 0=70GiB,1=70GiB,cpu=100GiB. Nothing means all."""
+    """Memory of each device for weights, with --device map: for example 0=70GiB,1=70GiB,cpu=100GiB; all of it if not given."""
     threads: int = 0
-    """CPU threads; 0 takes all cores."""
+    """CPU threads; 0: all cores."""
     agent: AgentOverrides = field(default_factory=AgentOverrides)
 
 
 def load_settings(model: str | Path, options: ReaderOptions) -> "tuple[AgentConfig, Tokenizer]":
-    """Agent settings and tokenizer of a model folder: all that can be checked before the weights are read.
+    """Agent settings and tokenizer of a model folder, checked before the weights are read.
 
     Raises:
-        ValueError: no such folder, or something in it or in the options is not as it must be.
+        ValueError: there is no such folder, or a file in it or an option is not usable.
     """
     from memrl.agents.agent_file import load_agent
 
     if not Path(model).is_dir():
         raise ValueError(f"there is no model folder {model}; give a Hugging Face folder (config.json, safetensors)")
+    check_options(options)
+    agent = load_agent(model, **asdict(options.agent))
+    if options.yarn:
+        model_window(model, options)
+    from memrl.tokenizer import load_tokenizer
+
+    return agent, load_tokenizer(model)
+
+
+def check_options(options: ReaderOptions) -> None:
+    """Refuse numbers out of range; ValueError."""
     for name, value, allowed in (
         ("max_rows", options.max_rows, options.max_rows >= 1),
         ("cache_gib", options.cache_gib, 0 < options.cache_gib < float("inf")),
@@ -92,19 +104,13 @@ def load_settings(model: str | Path, options: ReaderOptions) -> "tuple[AgentConf
     ):
         if not allowed:
             raise ValueError(f"{name} is {value}; see --help for what is allowed")
-    agent = load_agent(model, **asdict(options.agent))
-    if options.yarn:
-        model_window(model, options)
-    from memrl.tokenizer import load_tokenizer
-
-    return agent, load_tokenizer(model)
 
 
 def model_window(model: str | Path, options: ReaderOptions) -> int:
-    """Tokens that a prompt and its response may take together: the longest text that the model is made for, YaRN included.
+    """Largest number of tokens of a prompt and its response together: the model's window, stretched by YaRN if that is on.
 
     Raises:
-        ValueError: config.json cannot be used, or does not go together with the option yarn.
+        ValueError: config.json cannot be used, or not together with the option yarn.
     """
     from memrl.model.hf_config import longest_text, read_config
 
@@ -112,20 +118,20 @@ def model_window(model: str | Path, options: ReaderOptions) -> int:
 
 
 def model_settings(options: ReaderOptions) -> dict[str, str | float]:
-    """What of the options changes the model's own numbers, for the settings that results depend on."""
+    """The options that change the logits; results are compared only if they agree."""
     return {"dtype": options.dtype, "yarn": options.yarn}
 
 
 def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", options: ReaderOptions) -> "LocalLLM":
-    """Load the weights and put a sampler in front of them.
+    """Load the weights and build the sampler.
 
     Whether its cache is large enough depends on the documents: see `memrl.agents.limits.check_cache`.
 
     Returns:
-        The llm; its `about` says what was loaded, how long that took, and what computes attention.
+        The llm; its `about` lists what was loaded, in how many seconds, and the attention backend.
 
     Raises:
-        ValueError: the device or the attention backend is not there, or the folder holds no usable weights.
+        ValueError: the device or the attention backend is not available, or the folder holds no usable weights.
     """
     import torch
 
@@ -139,7 +145,7 @@ def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", op
 
     set_threads(options.threads)
     device = pick_device("auto" if options.device == "map" else options.device)
-    # Before the weights are read: what cannot run should not take minutes to say so.
+    # Before the weights are read, which can take minutes.
     attention, reason = pick_attention(options.attention, device, dtype_named(options.dtype, read_raw_config(model)))
     began = time.monotonic()
     weights = _load_weights(model, options)
@@ -147,7 +153,7 @@ def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", op
     if options.yarn:
         about.append(f"positions: YaRN, factor {options.yarn:g}, for texts of {model_window(model, options):,} tokens")
     if weights.dtype == torch.bfloat16 and not multiplies_bf16(device):
-        about.append("this CPU has no bfloat16 products: --dtype float32 is several times faster, for twice the memory")
+        about.append("this CPU has no bfloat16 arithmetic: --dtype float32 is several times faster and needs twice the memory")
     if weights.placement is None:
         pack_weights(weights)
     sampler = Sampler(
@@ -189,20 +195,20 @@ def parse_max_memory(text: str | None) -> dict[int | str, str] | None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     limits: dict[int | str, str] = {}
     for part in text.split(","):
-        place, equals, size = (piece.strip() for piece in part.partition("="))
-        if not equals or not size or not (place.isdecimal() or place == "cpu"):
-            raise ValueError(f"max_memory holds {part!r}; say for example 0=70GiB,1=70GiB,cpu=100GiB")
-        if place.isdecimal() and int(place) >= count:
+        match = re.fullmatch(r"\s*(\d+|cpu)\s*=\s*(\S.*)", part, re.ASCII)
+        if match is None:
+            raise ValueError(f"max_memory holds {part!r}; give for example 0=70GiB,1=70GiB,cpu=100GiB")
+        place = match[1] if match[1] == "cpu" else int(match[1])
+        if isinstance(place, int) and place >= count:
             raise ValueError(f"max_memory names GPU {place}, but PyTorch finds {count} GPUs here")
-        key = int(place) if place.isdecimal() else place
-        if key in limits:
+        if place in limits:
             raise ValueError(f"max_memory names {place} twice")
-        limits[key] = size
+        limits[place] = match[2].strip()
     return limits
 
 
 def check_seed(seed: int) -> int:
-    """The seed as it is, or a ValueError: sampling hashes it as a signed 64-bit number."""
+    """Return the seed; ValueError if it does not fit the signed 64-bit number that sampling hashes."""
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed is {seed}; it must lie between 0 and {2**63 - 1}")
     return seed

@@ -1,23 +1,16 @@
-"""Learning curves of a run, or of several in one picture.
-
-python -m memrl.report.curves runs/tiny
-python -m memrl.report.curves runs/a runs/b --out both.png
-"""
+"""Learning curves of a run, or of several in one picture."""
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from memrl.utils import pictures
-from memrl.utils.command_line import fail, user_errors
 from memrl.utils.journal import read_records
 
 if TYPE_CHECKING:
@@ -196,34 +189,3 @@ def _set_scale(axes: Axes, panel: Panel, drawn: list[float]) -> None:
     pictures.panel_title(axes, panel.title)
     pictures.axis_labels(axes, x="step")
     pictures.clean_frame(axes, "y")
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        fail(f"{message} (see {self.prog} --help)")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = _Parser(prog="python -m memrl.report.curves", description="Learning curves of runs as one picture.")
-    parser.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="a run's folder; several are overlaid")
-    parser.add_argument("--out", type=Path, help="PNG to write (default: RUN_DIR/curves.png; of several runs ./curves.png)")
-    options = parser.parse_args(arguments)
-    with user_errors():
-        names = [folder.resolve().name for folder in options.run_dirs]
-        labels = [name if names.count(name) == 1 else str(folder) for name, folder in zip(names, options.run_dirs, strict=True)]
-        runs = [read_curves(folder, label) for folder, label in zip(options.run_dirs, labels, strict=True)]
-        for run, folder in zip(runs, options.run_dirs, strict=True):
-            if not run.series:
-                raise ValueError(f"{folder} has no step in metrics.jsonl to show")
-        path = options.out or (options.run_dirs[0] if len(runs) == 1 else Path(".")) / "curves.png"
-        if not path.absolute().parent.is_dir():
-            raise ValueError(f"--out {path}: there is no folder {path.parent}; make it first")
-        if path.suffix != ".png":
-            raise ValueError(f"--out {path}: the picture is a PNG; give a name that ends in .png")
-        draw(runs, path)
-    print(path)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

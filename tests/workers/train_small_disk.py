@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import train
+from memrl.commands import train
 from memrl.engine import distributed
 from memrl.training.checkpoint import RunFolder
 
