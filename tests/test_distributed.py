@@ -17,6 +17,7 @@ from memrl.rl.aggregation import token_weights
 from memrl.rl.loss import policy_loss
 from memrl.rl.mismatch import correction
 from memrl.rl.packing import pack_turns
+from memrl.rl.update import loss_options
 
 from .workers import gradients as worker
 
@@ -67,18 +68,12 @@ def plain_gradients(rl: RLOptions) -> dict[str, torch.Tensor]:
         logprobs,
         old,
         batch.advantages,
-        reference,
+        loss_options(rl),
         weights=batch.weights,
+        ref_logprobs=reference,
         turn_index=batch.turn_index,
         entropies=entropies,
         correction=fixed,
-        kind=rl.loss,
-        clip_low=rl.clip_low,
-        clip_high=rl.clip_high,
-        dual_clip=rl.dual_clip,
-        kl_coef=rl.kl_coef,
-        kl_estimator=rl.kl_estimator,
-        entropy_coef=rl.entropy_coef,
     )
     loss.backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}

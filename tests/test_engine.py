@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from memrl.config import EngineOptions, ModelOptions, OptimOptions, TrainConfig
+from memrl.config import EngineOptions, ModelOptions, OptimOptions
 from memrl.engine.deepspeed_engine import deepspeed_config
-from memrl.engine.load import load_policy, load_replica
+from memrl.engine.load import load_policy
 from memrl.model import PackedContext, TransformerConfig, save_model
 from memrl.model.loader import from_scratch
 from tests.workers import engine_options, partitioned_start
@@ -61,14 +61,12 @@ def test_training_from_parts_is_training_from_the_whole_model_bit_for_bit(case):
     assert not all(torch.equal(result["end"][name], file[name]) for name in file)
 
 
-def test_policy_is_ready_to_train_and_the_replica_to_sample(two_ranks):
+def test_policy_is_ready_to_train(two_ranks):
     assert all(result["training"] and result["checkpoint_layers"] for result in two_ranks[0]["results"])
-    folder, config = two_ranks[1][0], TrainConfig(model=ModelOptions(lora_rank=2, checkpoint_layers=False))
-    policy, replica = load_policy(folder, config, "cpu"), load_replica(folder, config, "cpu")
+    options = ModelOptions(lora_rank=2, checkpoint_layers=False)
+    policy = load_policy(two_ranks[1][0], options, OptimOptions(), EngineOptions(), 0, "cpu")
     assert policy.training and not policy.checkpoint_layers
     assert {name.rpartition(".")[2] for name, p in policy.named_parameters() if p.requires_grad} == {"lora_A", "lora_B"}
-    assert not replica.training and not any(p.requires_grad for p in replica.parameters())
-    assert {name for name, _ in replica.named_parameters()} == set(load_file(folder / "model.safetensors"))
 
 
 @pytest.fixture(scope="module")

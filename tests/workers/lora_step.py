@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from memrl.config import EngineOptions, ModelOptions, OptimOptions, RLOptions, TrainConfig
 from memrl.engine import distributed
 from memrl.engine.deepspeed_engine import Engine
-from memrl.engine.load import load_policy, load_replica
-from memrl.model import PackedContext
+from memrl.engine.load import load_policy
+from memrl.model import PackedContext, load_model
 from memrl.model.lora import LoraLinear
 from memrl.rl.packing import MicroBatch, TrainTurn, empty_micro_batch, pack_turns
 from memrl.rl.reference import make_reference
@@ -64,11 +64,11 @@ def main(out: str, folder: str, adapter_folder: str) -> None:
     torch.set_num_threads(1)
     distributed.init("cpu")
     rank, ranks = distributed.rank(), distributed.world_size()
-    policy = load_policy(folder, CONFIG, "cpu")
+    policy = load_policy(folder, CONFIG.model, CONFIG.optim, CONFIG.engine, CONFIG.seed, "cpu")
     fill_adapters(policy)
     engine = Engine(policy, CONFIG.optim, CONFIG.engine, total_updates=10)
-    replica = load_replica(folder, CONFIG, "cpu")
-    reference = make_reference(CONFIG, Path(folder), replica, engine, "cpu")
+    replica = load_model(folder).requires_grad_(False)
+    reference = make_reference(CONFIG.rl, CONFIG.model, Path(folder), replica, engine, "cpu")
     batches = make_batches()
     num_tokens = sum(batch.num_tokens for batch in batches)
     mine = batches[rank::ranks]

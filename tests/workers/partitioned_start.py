@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from memrl.config import EngineOptions, OptimOptions, TrainConfig
+from memrl.config import EngineOptions, ModelOptions, OptimOptions
 from memrl.engine import deepspeed_engine as engine
 from memrl.engine import distributed
 from memrl.engine.deepspeed_engine import Engine
@@ -50,16 +50,16 @@ def masters(engine: Engine) -> dict[str, torch.Tensor]:
 
 
 def compare(folder: str) -> dict:
-    config = TrainConfig(optim=OptimOptions(lr=1e-2, warmup_updates=1), engine=EngineOptions(persistence_threshold=0))
-    policy = load_policy(folder, config, "cpu")
+    optim, options = OptimOptions(lr=1e-2, warmup_updates=1), EngineOptions(persistence_threshold=0)
+    policy = load_policy(folder, ModelOptions(), optim, options, 0, "cpu")
     result = {"held": held_here(policy), "checkpoint_layers": policy.checkpoint_layers, "training": policy.training}
-    engine = Engine(policy, config.optim, config.engine, total_updates=10)
+    engine = Engine(policy, optim, options, total_updates=10)
     result |= {"start": whole_weights(engine), "masters": masters(engine), "norms": train(engine), "end": whole_weights(engine)}
     result["sub_groups"] = len(engine.engine.optimizer.fp32_partitioned_groups_flat)
     engine.close()
     whole = load_model(folder).train()
     whole.checkpoint_layers = True
-    engine = Engine(whole, config.optim, config.engine, total_updates=10)
+    engine = Engine(whole, optim, options, total_updates=10)
     result |= {"norms_whole": train(engine), "end_whole": whole_weights(engine)}
     engine.close()
     return result
