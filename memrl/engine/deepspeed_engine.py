@@ -88,26 +88,12 @@ class Engine:
         """Rank 0 writes the adapters in peft's format, see `memrl/model/lora.py`; collective over ranks."""
         save_adapter(self.module, folder if distributed.rank() == 0 else None, self._gathered, base)
 
-    def gradients(self) -> dict[str, torch.Tensor]:
-        """Whole fp32 gradients of the trained parameters by name; call it between the last `backward` and `step`. Collective."""
-        from deepspeed.utils import safe_get_full_grad
-
-        return {
-            name: gradient.clone()
-            for name, parameter in self.module.named_parameters()
-            if parameter.requires_grad and (gradient := safe_get_full_grad(parameter)) is not None
-        }
-
     def save(self, folder: Path) -> None:
         """Write the trained weights and the optimizer's state, without frozen weights. Collective over ranks."""
         save_deepspeed(self.engine, folder, exclude_frozen_parameters=self._is_partly_frozen)
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote on the same number of ranks. Collective.
-
-        Raises:
-            ValueError: files are missing. Damaged ones raise DeepSpeed's own errors.
-        """
+        """Read what `save` wrote on the same number of ranks. Collective. Raises ValueError if files are missing."""
         loaded, _ = self.engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self._is_partly_frozen)
         if loaded is None:
             raise ValueError("files are missing")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from memrl.engine.deepspeed_engine import Engine
@@ -138,10 +139,8 @@ def _own_piece(parameter: Any, value: Tensor) -> Tensor:
     from deepspeed import comm
 
     size = parameter.ds_tensor.numel()
-    piece = torch.zeros(size, dtype=torch.float32)
-    own = value.flatten()[size * comm.get_rank(parameter.ds_process_group) :][:size]
-    piece[: len(own)] = own
-    return piece
+    piece = value.flatten().float()[size * comm.get_rank(parameter.ds_process_group) :][:size]
+    return F.pad(piece, (0, size - len(piece)))
 
 
 def _make_adam_state(optimizer: Any, step: Tensor) -> None:

@@ -24,11 +24,7 @@ def group_advantages(rewards: Tensor, group_ids: Tensor, normalize_std: bool = F
         rewards: [N], any float dtype, finite.
         group_ids: int64 [N], any numbers, in any order; groups may differ in size.
 
-    Returns:
-        fp32 [N].
-
-    Raises:
-        ValueError: a group of one, a reward that is not finite, or an unknown baseline.
+    Returns fp32 [N]. Raises ValueError for a group of one, a reward that is not finite, or an unknown baseline.
     """
     if baseline not in BASELINES:
         raise ValueError(f"baseline is {baseline!r}; it must be one of {', '.join(BASELINES)}")
@@ -61,8 +57,7 @@ def credit_shares(num_turns: int, credit: str) -> list[float]:
         final_only   1 for the last turn, 0 for the others
         split        1 / num_turns for every turn, so that the shares add up to 1
 
-    Raises:
-        ValueError: a trajectory without turns, or an unknown credit.
+    Raises ValueError for a trajectory without turns, or an unknown credit.
     """
     if credit not in CREDITS:
         raise ValueError(f"credit is {credit!r}; it must be one of {', '.join(CREDITS)}")

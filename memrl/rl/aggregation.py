@@ -30,11 +30,8 @@ def token_weights(
         group_ids: int64 [n], any numbers.
         constant: divisor of a trajectory's sum, in tokens, whatever its length; positive.
 
-    Returns:
-        fp64 [n], and the count.
-
-    Raises:
-        ValueError: a turn without tokens, a constant that is not positive, or an unknown kind.
+    Returns fp64 [n], and the count. Raises ValueError for a turn without tokens, a constant that is not positive, or an unknown
+    kind.
     """
     if kind not in AGGREGATIONS:
         raise ValueError(f"aggregation is {kind!r}; it must be one of {', '.join(AGGREGATIONS)}")

@@ -14,24 +14,15 @@ LOSSES = ("ppo", "cispo", "gspo", "reinforce")
 
 @dataclass(frozen=True)
 class LossOptions:
-    """The settings of `policy_loss`.
+    """The settings of `policy_loss`."""
 
-    Attributes:
-        kind: one of LOSSES.
-        clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high]; cispo uses the upper bound only.
-        dual_clip: bound on -pg_t / A_t for negative advantages, above 1; None turns it off. For ppo and gspo.
-        kl_coef: weight of the penalty to the reference.
-        kl_estimator: one of KL_ESTIMATORS.
-        entropy_coef: weight of the entropy bonus.
-    """
-
-    kind: str = "ppo"
-    clip_low: float = 0.2
+    kind: str = "ppo"  # one of LOSSES
+    clip_low: float = 0.2  # the ratio's bounds are 1 - clip_low and 1 + clip_high; cispo uses the upper one only
     clip_high: float = 0.2
-    dual_clip: float | None = 3.0
-    kl_coef: float = 0.001
-    kl_estimator: str = "k3"
-    entropy_coef: float = 0.0
+    dual_clip: float | None = 3.0  # bound on -pg_t / A_t for negative advantages, above 1; None turns it off. For ppo and gspo
+    kl_coef: float = 0.001  # weight of the penalty to the reference
+    kl_estimator: str = "k3"  # one of KL_ESTIMATORS
+    entropy_coef: float = 0.0  # weight of the entropy bonus
 
 
 def policy_loss(
@@ -75,8 +66,7 @@ def policy_loss(
         loss: the turn's for gspo), clip_frac (not reinforce: tokens whose clip took effect), dual_clip_frac (ppo, gspo), and kl
         with a reference.
 
-    Raises:
-        ValueError: an unknown kind or estimator, a tensor of another shape, or a missing input that the options need.
+    Raises ValueError for an unknown kind or estimator, a tensor of another shape, or a missing input that the options need.
     """
     per_token = {"weights": weights, "entropies": entropies, "correction": correction, "turn_index": turn_index}
     per_token |= {"old_logprobs": old_logprobs, "advantages": advantages, "ref_logprobs": ref_logprobs}

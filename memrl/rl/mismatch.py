@@ -29,8 +29,7 @@ def correction(trainer_logprobs: Tensor, sampler_logprobs: Tensor, turn_index: T
         turn_index: int64 [T], 0..n-1; every turn lies wholly within the batch.
         bound: at least 1.
 
-    Raises:
-        ValueError: an unknown mode, or a bound below 1.
+    Raises ValueError for an unknown mode, or a bound below 1.
     """
     if mode not in CORRECTIONS:
         raise ValueError(f"mismatch is {mode!r}; it must be one of {', '.join(CORRECTIONS)}")

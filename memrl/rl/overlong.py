@@ -16,8 +16,7 @@ def overlong_penalty(num_tokens: int, cap: int, buffer: int) -> float:
         cap: most tokens that the turn may have.
         buffer: tokens below the cap in which the penalty grows; 0 turns it off.
 
-    Raises:
-        ValueError: a buffer below 0 or above the cap.
+    Raises ValueError for a buffer below 0 or above the cap.
     """
     if not 0 <= buffer <= cap:
         raise ValueError(f"an overlong buffer of {buffer} tokens does not fit a cap of {cap}; it must be between 0 and the cap")
@@ -37,11 +36,8 @@ def trajectory_penalty(
         kinds, lengths: each turn's kind and number of response tokens.
         caps, buffers: tokens by kind; a kind without a buffer, or with buffer 0, has no penalty.
 
-    Returns:
-        Between minus the number of kinds with a buffer, and 0.
-
-    Raises:
-        ValueError: a kind with a buffer has no cap, or kinds and lengths differ in number.
+    The result is between minus the number of kinds with a buffer, and 0. Raises ValueError if a kind with a buffer has no cap, or
+    if kinds and lengths differ in number.
     """
     total = 0.0
     for kind, buffer in buffers.items():

@@ -79,10 +79,7 @@ class MicroBatch:
 
 def pack_turns(turns: Sequence[TrainTurn], max_tokens: int) -> list[MicroBatch]:
     """Pack turns into micro-batches of at most `max_tokens` inputs, first-fit decreasing: the longest turns first, each into the
-    first micro-batch with room for it.
-
-    Raises:
-        ValueError: a single turn is larger than `max_tokens`.
+    first micro-batch with room for it. Raises ValueError if a single turn is larger than `max_tokens`.
     """
     bins: list[tuple[int, list[TrainTurn]]] = []
     for turn in sorted(turns, key=lambda t: -t.num_inputs):

@@ -25,11 +25,7 @@ def rollout_records(step: int, groups: list[Group], count: int, tokenizer: Token
             "match": group.sample.match,
             "group": group.id,
             "rollout": index,
-            "reward": trajectory.reward,
-            "penalty": trajectory.penalty,
-            "advantage": trajectory.advantage,
-            "scores": trajectory.scores,
-            "error": trajectory.error,
+            **{name: getattr(trajectory, name) for name in ("reward", "penalty", "advantage", "scores", "error")},
             "group_rewards": [t.reward for t in group.trajectories],
             "turns": [_turn_record(turn, tokenizer) for turn in trajectory.turns],
         }

@@ -1,5 +1,6 @@
 """A training run, from its settings to its report; called by `train.py`."""
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -93,10 +94,7 @@ def _train(trainer: Trainer, first_step: int, stop: GracefulStop) -> int:
     """Run the steps with their table and trackers; returns the number of steps done."""
     config, is_first = trainer.config, distributed.rank() == 0
     tracker = Tracker(config.run_dir, config.log, config.to_dict(), first_step) if is_first else None
-    with (
-        open(os.devnull, "w") as nowhere,
-        StepTable(config.rl.steps, first_step, stream=None if is_first else nowhere) as table,
-    ):
+    with StepTable(config.rl.steps, first_step, stream=None if is_first else io.StringIO()) as table:
 
         def on_step(done: int, metrics: dict, seconds: dict, validation: dict | None) -> None:
             metrics = metrics | {f"validation/{name}": value for name, value in (validation or {}).items()}

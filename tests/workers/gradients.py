@@ -22,6 +22,7 @@ from memrl.model.loader import from_scratch
 from memrl.rl.packing import TrainTurn
 from memrl.rl.update import accumulate_gradients, add_logprobs, prepare_update
 from memrl.types import Turn
+from tests.workers.launch import full_gradients
 
 engine.SUB_GROUP = 2000  # several of them, as large models have
 
@@ -80,7 +81,7 @@ def main(out: str, micro_batch_tokens: int, persistence_threshold: int, order: i
         update = prepare_update(mine, rl)
         add_logprobs([update], engine, FrozenStart() if rl.kl_coef else None, rl, 1.0)
         metrics = accumulate_gradients(engine, update, rl, 1.0)
-        gradients = engine.gradients()
+        gradients = full_gradients(engine)
         grad_norm, _ = engine.step()
         results[name] = {"metrics": metrics, "gradients": gradients, "grad_norm": grad_norm}
     if distributed.rank() == 0:

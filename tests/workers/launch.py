@@ -16,3 +16,10 @@ def torchrun(worker: ModuleType, out: Path, *arguments: str | Path, ranks: int =
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert out.exists(), done.stderr[-3000:]
     return torch.load(out)
+
+
+def full_gradients(engine) -> dict[str, torch.Tensor]:
+    """Whole fp32 gradients of the trained parameters, between the last `backward` and `step` of an Engine; collective."""
+    from deepspeed.utils import safe_get_full_grad
+
+    return {n: safe_get_full_grad(p).clone() for n, p in engine.module.named_parameters() if p.requires_grad}

@@ -21,6 +21,7 @@ from memrl.model.lora import LoraLinear
 from memrl.rl.packing import MicroBatch, TrainTurn, empty_micro_batch, pack_turns
 from memrl.rl.reference import make_reference
 from memrl.types import Turn
+from tests.workers.launch import full_gradients
 
 CONFIG = TrainConfig(
     model=ModelOptions(lora_rank=4, lora_alpha=8.0),
@@ -81,7 +82,7 @@ def main(out: str, folder: str, adapter_folder: str) -> None:
             # Between the policy's forward and backward pass, the hardest place: layers are recomputed after it.
             references.append(reference.logprobs(batch, context, TEMPERATURE))
             engine.backward(loss_of(logprobs, references[-1], batch, num_tokens), is_last=index == len(mine) - 1)
-    gradients = engine.gradients()
+    gradients = full_gradients(engine)
     grad_norm, _ = engine.step()
     engine.copy_weights_to(replica)
     engine.save_adapter(Path(adapter_folder), base=folder)
