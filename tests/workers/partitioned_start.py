@@ -1,14 +1,6 @@
-"""Run by tests/test_engine.py on 2 ranks: policies that are loaded in parts, against the same ones loaded whole.
-
-torchrun --nproc_per_node 2 partitioned_start.py OUT.pt MODEL_FOLDER [MODEL_FOLDER ...]
-"""
-
-import sys
-from pathlib import Path
+"""Called by two_ranks.py: policies that are loaded in parts, compared with the same ones loaded whole."""
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from memrl.config import EngineOptions, ModelOptions, OptimOptions
 from memrl.engine import deepspeed_engine as engine
@@ -65,15 +57,7 @@ def compare(folder: str) -> dict:
     return result
 
 
-def main(out: str, folders: list[str]) -> None:
-    torch.set_num_threads(1)
-    distributed.init("cpu")
+def compare_all(folders: list[str]) -> dict:
+    """The results of each model on this rank, and what each rank held. Collective over ranks."""
     results = [compare(folder) for folder in folders]
-    held = distributed.gather_lists([[result["held"] for result in results]])
-    if distributed.rank() == 0:
-        torch.save({"results": results, "held": held}, out)
-    distributed.shutdown()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    return {"results": results, "held": distributed.gather_lists([[result["held"] for result in results]])}
