@@ -14,10 +14,9 @@ from memrl.config import RLOptions
 from memrl.model import PackedContext, TransformerConfig, save_model
 from memrl.model.loader import from_scratch
 from memrl.rl.aggregation import token_weights
-from memrl.rl.loss import policy_loss
+from memrl.rl.loss import LossOptions, policy_loss
 from memrl.rl.mismatch import correction
 from memrl.rl.packing import pack_turns
-from memrl.rl.update import loss_options
 from tests.workers import gradients
 from tests.workers import two_ranks as two_ranks_worker
 from tests.workers.launch import torchrun
@@ -68,11 +67,14 @@ def plain_gradients(rl: RLOptions) -> dict[str, torch.Tensor]:
     if rl.kl_coef:
         with torch.no_grad():
             reference = gradients.FrozenStart().logprobs(batch, context, 1.0)
+    options = LossOptions(
+        rl.loss, rl.clip_low, rl.clip_high, rl.dual_clip, rl.kl_coef, kl_estimator=rl.kl_estimator, entropy_coef=rl.entropy_coef
+    )
     loss, _ = policy_loss(
         logprobs,
         old,
         batch.advantages,
-        loss_options(rl),
+        options,
         weights=batch.weights,
         ref_logprobs=reference,
         turn_index=batch.turn_index,

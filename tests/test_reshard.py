@@ -1,4 +1,4 @@
-"""A ZeRO checkpoint taken up on another number of ranks: real DeepSpeed, every stage, weights and moments bit for bit."""
+"""A ZeRO checkpoint loaded on another number of ranks: real DeepSpeed, every stage, weights and moments bit for bit."""
 
 import pytest
 import torch

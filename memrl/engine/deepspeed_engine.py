@@ -146,10 +146,8 @@ def deepspeed_config(dtype: torch.dtype, optim: OptimOptions, options: EngineOpt
         "stage3_param_persistence_threshold": options.persistence_threshold,
         "overlap_comm": distributed.device().type == "cuda",
     }
-    if options.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    if options.offload_params:
-        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    offloaded = {"offload_optimizer": options.offload_optimizer, "offload_param": options.offload_params}
+    zero |= {name: {"device": "cpu", "pin_memory": True} for name, is_offloaded in offloaded.items() if is_offloaded}
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,

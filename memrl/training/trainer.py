@@ -84,15 +84,16 @@ class Trainer:
         config, device = self.config, distributed.device()
         check_questions(config.validation.path, self.validation_samples, self.tokenizer, self.agent)
         check_questions(config.data.path, training, self.tokenizer, self.agent)
-        longest, limit = longest_turn(self.tokenizer, self.agent), config.rl.micro_batch_tokens
-        if longest > limit:
-            raise ValueError(
-                f"the agent's limits allow turns of {longest} tokens, and rl.micro_batch_tokens is {limit}; raise it, or lower "
-                "the limits"
-            )
+        self._check_longest_turn(config.rl.micro_batch_tokens, "rl.micro_batch_tokens is")
         if device.type == "cuda":
             memory = torch.cuda.get_device_properties(device).total_memory
             check_fits(config, read_config(start), distributed.world_size(), memory)
+
+    def _check_longest_turn(self, limit: int, setting: str) -> None:
+        if (longest := longest_turn(self.tokenizer, self.agent)) > limit:
+            raise ValueError(
+                f"the agent's limits allow turns of {longest} tokens, and {setting} {limit}; raise it, or lower the limits"
+            )
 
     def _load_models(self, start: Path) -> None:
         """Make the replica, the engine with the policy, the reference and the sampler."""
@@ -112,11 +113,7 @@ class Trainer:
             share_prefixes=rollout.share_prefixes,
             attention=self.attention,
         )
-        if (longest := longest_turn(self.tokenizer, self.agent)) > self.sampler.cache_tokens:
-            raise ValueError(
-                f"the agent's limits allow turns of {longest} tokens, and rollout.cache_gib has room for "
-                f"{self.sampler.cache_tokens}; raise it, or lower the limits"
-            )
+        self._check_longest_turn(self.sampler.cache_tokens, "rollout.cache_gib has room for")
 
     def _make_llm(self, decoding: Decoding) -> LocalLLM:
         return LocalLLM(self.sampler, self.tokenizer, decoding, self.agent.prompts.system)
