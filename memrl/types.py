@@ -1,8 +1,8 @@
-"""The four nouns of memrl. Read this file first.
+"""The data types that every part of memrl shares. Read this file first.
 
-A *sample* is a document with a question. An agent reads it and leaves a *trajectory*: one *turn* per chunk, each of which
-rewrites the memory, and a last turn that answers. The G trajectories of one sample are a *group*, and the group's rewards are
-each other's baseline (MemAgent, arXiv 2507.02259, section 3).
+A *sample* is a document with a question. An agent reads it and produces a *trajectory*: one *turn* per chunk, each of which
+rewrites the memory, and a last turn that answers. The G trajectories of one sample are a *group*; the advantage of each is its
+reward relative to the group's mean (MemAgent, arXiv 2507.02259, section 3).
 
     group of sample s (group_size = 2, three chunks)            reward  advantage, the same on every token of the row
       trajectory 0   [memory c0] [memory c1] [memory c2] [answer]   1      +0.5
@@ -20,11 +20,10 @@ class Sample:
 
     Attributes:
         id: unique in its data set; names the sample in every result file.
-        question: what is asked.
         context: the document, of any length; may be empty.
-        answers: the gold answers. Empty where nobody knows (`infer.py`).
-        match: "any": each of the answers alone is right. "all": every one of them has to be named.
-        metadata: whatever the data set knows besides (where the evidence stands, for example).
+        answers: the gold answers; empty if unknown (`infer.py`).
+        match: "any": each of the answers alone is correct. "all": every one of them must be named.
+        metadata: further fields of the data set, such as the position of the evidence.
     """
 
     id: str
@@ -39,15 +38,15 @@ class Sample:
 class Turn:
     """One prompt and one response: the unit of training.
 
-    The ids are those that the sampler saw and produced. They are never decoded and encoded again, so what is trained on is
+    The token ids are those that the sampler read and produced. They are never decoded and encoded again, so training sees exactly
     what was sampled.
 
     Attributes:
         kind: "memory" or "answer" for the memory agent; other agents may use other words.
         prompt_ids: token ids of the rendered prompt, chat template included.
-        response_ids: sampled token ids, the stop token included when there is one. The loss falls on exactly these.
+        response_ids: sampled token ids, the stop token included if there is one. The loss is taken on exactly these.
         response_logprobs: natural-log probability of each response id under the sampling distribution, fp32.
-        finish_reason: "stop" (a stop id ended it) or "length" (the token cap did).
+        finish_reason: "stop" (a stop token ended it) or "length" (it reached its token cap).
         text: the response as text, without the stop token.
     """
 
@@ -68,14 +67,14 @@ class Trajectory:
     """All turns of one reading of one document.
 
     Attributes:
-        turns: in the order in which they happened; the last one is the answer.
+        turns: in the order in which they were sampled; the last one is the answer.
         response: text of the last turn.
         memory: text of the memory that the answer was given from.
-        reward: what training maximises (the strict verifier's, or a reward function's); set by the rollout, not by the agent.
-        penalty: what overlong turns cost, at most 0; training adds it to the reward.
-        advantage: the reward, penalty included, against the group's baseline; set by training.
-        scores: every other score by name, the lenient verifier among them.
-        error: why the reward function gave no number, in one line; empty where all went well.
+        reward: what training maximises: the strict verifier's score or a reward function's. Set by the rollout.
+        penalty: penalty of overlong turns, at most 0; training adds it to the reward.
+        advantage: reward plus penalty, relative to the group's baseline; set by training.
+        scores: all other scores by name, the lenient verifier's among them.
+        error: why the reward function returned no number, in one line; empty if it did.
     """
 
     turns: list[Turn] = field(default_factory=list)
@@ -93,7 +92,7 @@ class Group:
     """The trajectories of one sample, which share a baseline.
 
     Attributes:
-        id: explicit and unique within a step; groups are never recognised by their prompts, which may coincide.
+        id: unique within a step. Groups are identified by it, never by their prompts, because two samples may be equal.
     """
 
     id: int

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from memrl.rl.aggregation import AGGREGATIONS, token_weights, turn_mean
-from memrl.rl.loss import KL_ESTIMATORS, LOSSES, policy_loss
+from memrl.rl.loss import KL_ESTIMATORS, LOSSES
+from tests.test_loss import loss_of
 
 # Two groups; trajectories of 3, 1 and 2 turns in the first and of 1 turn each in the second.
 LENS = [2, 5, 1, 4, 3, 3, 6, 1]
@@ -198,7 +199,7 @@ class Reference:
         weights, count = token_weights(aggregation, lens, trajectories, groups)
         take = [torch.tensor(x[tokens], dtype=dtype) for x in (self.old, self.advantage, self.ref, self.correction)]
         now, entropies = (torch.tensor(x[tokens], dtype=dtype, requires_grad=True) for x in (self.now, self.entropy))
-        loss, metrics = policy_loss(
+        loss, metrics = loss_of(
             now,
             *take[:3],
             weights=(weights / count)[turn_index].to(dtype),

@@ -1,49 +1,53 @@
-"""The gradient of a fixed batch does not depend on the number of ranks or on how the batch is cut, for any loss.
+"""Several ranks compute what one does: gradients of any loss however the batch is cut, and a policy loaded in parts.
 
-The ranks are real processes under torchrun with real DeepSpeed ZeRO-3; the yardstick is plain autograd on the whole batch.
+The ranks are real processes under torchrun with real DeepSpeed ZeRO-3; gradients are compared with plain autograd on the whole
+batch, loaded policies with their file.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from memrl.config import RLOptions
-from memrl.model import PackedContext
+from memrl.model import PackedContext, TransformerConfig, save_model
 from memrl.model.loader import from_scratch
 from memrl.rl.aggregation import token_weights
-from memrl.rl.loss import policy_loss
+from memrl.rl.loss import LossOptions, policy_loss
 from memrl.rl.mismatch import correction
 from memrl.rl.packing import pack_turns
+from tests.workers import gradients
+from tests.workers import two_ranks as two_ranks_worker
+from tests.workers.launch import torchrun
 
-from .workers import gradients as worker
-
-SCRIPT = Path(worker.__file__)
-SETUPS = {
-    "two ranks, many micro-batches, all weights partitioned": (2, 120, 0, 2),
-}
-SLOW_SETUPS = {
+# micro_batch_tokens, persistence_threshold, order of the turns
+TWO_RANKS = (120, 0, 2)  # many micro-batches, all weights partitioned
+OTHER_RANKS = {
     "one rank, one micro-batch": (1, 10**6, 100_000, 0),
     "one rank, many micro-batches, another order": (1, 60, 100_000, 1),
     "three ranks": (3, 200, 1000, 3),
 }
+MODELS = [(True, "bfloat16"), (False, "float32")]
 
 
-def launch(out: Path, ranks: int, *arguments: int) -> dict:
-    command = [sys.executable]
-    if ranks > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    command += [str(SCRIPT), str(out), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert out.exists(), done.stderr[-3000:]
-    return torch.load(out)
+def save_random(folder: Path, tied: bool, dtype: str) -> Path:
+    shape = TransformerConfig(97, 48, 80, 2, 4, 2, 12, tie_word_embeddings=tied, initializer_range=0.2)
+    save_model(from_scratch(shape, seed=1, dtype=dtype), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory) -> tuple[dict, list[Path]]:
+    """The results of one launch of two ranks, for all tests that need no other number; and the folders of MODELS."""
+    folder = tmp_path_factory.mktemp("start")
+    models = [save_random(folder / f"{tied}-{dtype}", tied, dtype) for tied, dtype in MODELS]
+    return torchrun(two_ranks_worker, folder / "out.pt", *map(str, TWO_RANKS), *models), models
 
 
 def plain_gradients(rl: RLOptions) -> dict[str, torch.Tensor]:
     """By autograd alone: one micro-batch, one process, no DeepSpeed."""
-    turns = worker.make_turns()
+    turns = gradients.make_turns()
     lens, trajectories, groups = (
         torch.tensor(column)
         for column in zip(*((len(t.turn.response_ids), t.trajectory_id, t.group_id) for t in turns), strict=True)
@@ -52,7 +56,7 @@ def plain_gradients(rl: RLOptions) -> dict[str, torch.Tensor]:
     for turn, weight in zip(turns, weights.tolist(), strict=True):
         turn.weight = weight / count
     [batch] = pack_turns(turns, 10**9)
-    model = from_scratch(worker.CONFIG, seed=0).train()
+    model = from_scratch(gradients.CONFIG, seed=0).train()
     context = PackedContext(batch.seq_lens)
     logprobs, entropies = model(batch.ids, context, batch.select, batch.targets)
     old, fixed = batch.sampler_logprobs, None
@@ -62,23 +66,20 @@ def plain_gradients(rl: RLOptions) -> dict[str, torch.Tensor]:
     reference = None
     if rl.kl_coef:
         with torch.no_grad():
-            reference = worker.FrozenStart().logprobs(batch, context, 1.0)
+            reference = gradients.FrozenStart().logprobs(batch, context, 1.0)
+    options = LossOptions(
+        rl.loss, rl.clip_low, rl.clip_high, rl.dual_clip, rl.kl_coef, kl_estimator=rl.kl_estimator, entropy_coef=rl.entropy_coef
+    )
     loss, _ = policy_loss(
         logprobs,
         old,
         batch.advantages,
-        reference,
+        options,
         weights=batch.weights,
+        ref_logprobs=reference,
         turn_index=batch.turn_index,
         entropies=entropies,
         correction=fixed,
-        kind=rl.loss,
-        clip_low=rl.clip_low,
-        clip_high=rl.clip_high,
-        dual_clip=rl.dual_clip,
-        kl_coef=rl.kl_coef,
-        kl_estimator=rl.kl_estimator,
-        entropy_coef=rl.entropy_coef,
     )
     loss.backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -86,24 +87,67 @@ def plain_gradients(rl: RLOptions) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, dict[str, torch.Tensor]]:
-    return {name: plain_gradients(rl) for name, rl in worker.CASES.items()}
+    return {name: plain_gradients(rl) for name, rl in gradients.CASES.items()}
 
 
-@pytest.mark.parametrize(
-    "setup",
-    [pytest.param(setup, id=name) for name, setup in SETUPS.items()]
-    + [pytest.param(setup, id=name, marks=pytest.mark.slow) for name, setup in SLOW_SETUPS.items()],
-)
+def test_gradients_of_two_ranks_equal_plain_autograd(two_ranks, plain):
+    check_gradients(two_ranks[0]["gradients"], plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setup", OTHER_RANKS)
 def test_gradients_equal_plain_autograd(tmp_path, plain, setup):
-    results = launch(tmp_path / "out.pt", *setup)
+    ranks, *arguments = OTHER_RANKS[setup]
+    check_gradients(torchrun(gradients, tmp_path / "out.pt", *map(str, arguments), ranks=ranks), plain)
+
+
+def check_gradients(results: dict, plain: dict) -> None:
     assert results.keys() == plain.keys()
     for case, expected in plain.items():
-        gradients = results[case]["gradients"]
-        assert gradients.keys() == expected.keys()
+        found = results[case]["gradients"]
+        assert found.keys() == expected.keys()
         whole = torch.cat([gradient.flatten() for gradient in expected.values()])
-        error = torch.cat([(gradients[name] - expected[name]).flatten() for name in expected]).norm() / whole.norm()
+        error = torch.cat([(found[name] - expected[name]).flatten() for name in expected]).norm() / whole.norm()
         assert error < 1e-6, f"{case}: relative error {error:.2e}"
         for name, gradient in expected.items():
-            error = (gradients[name] - gradient).norm() / gradient.norm()
+            error = (found[name] - gradient).norm() / gradient.norm()
             assert error < 1e-5, f"{case}: {name}: relative error {error:.2e}"
         assert results[case]["grad_norm"] == pytest.approx(whole.norm().item(), rel=1e-5)
+
+
+@pytest.fixture(params=range(len(MODELS)), ids=[f"{'tied' if tied else 'untied'} {dtype}" for tied, dtype in MODELS])
+def case(request, two_ranks) -> tuple[dict, dict[str, torch.Tensor]]:
+    """One model's results, and its file's tensors."""
+    return two_ranks[0]["start"]["results"][request.param], load_file(two_ranks[1][request.param] / "model.safetensors")
+
+
+def test_policy_loaded_in_parts_is_the_file_bit_for_bit(case):
+    result, file = case
+    assert result["start"].keys() == file.keys()
+    for name, expected in file.items():
+        assert result["start"][name].dtype == expected.dtype
+        assert torch.equal(result["start"][name], expected), name
+        assert result["masters"][name].dtype == torch.float32
+        assert torch.equal(result["masters"][name], expected.float()), name
+
+
+def test_each_rank_holds_its_part_alone_right_after_loading(two_ranks):
+    for index, folder in enumerate(two_ranks[1]):
+        total = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
+        parts = [held[index] for held in two_ranks[0]["start"]["held"]]
+        assert parts == [(total // 2, 0)] * 2
+
+
+def test_training_from_parts_is_training_from_the_whole_model_bit_for_bit(case):
+    result, file = case
+    assert result["norms"] == result["norms_whole"]
+    assert all(torch.equal(result["end"][name], result["end_whole"][name]) for name in file)
+    assert not all(torch.equal(result["end"][name], file[name]) for name in file)
+
+
+def test_policy_loaded_in_parts_is_ready_to_train(two_ranks):
+    assert all(result["training"] and result["checkpoint_layers"] for result in two_ranks[0]["start"]["results"])
+
+
+def test_a_policy_of_many_sub_groups_is_what_the_parts_were_loaded_into(two_ranks):
+    assert all(result["sub_groups"] > 1 for result in two_ranks[0]["start"]["results"])

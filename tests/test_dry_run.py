@@ -114,21 +114,21 @@ def test_without_a_tokenizer_the_prompt_is_estimated_and_the_output_says_so(trai
 
 def test_with_a_tokenizer_the_longest_turn_is_the_runs_own(train, tmp_path):
     from memrl.agents.limits import longest_turn
-    from memrl.training.trainer import build_agent
+    from memrl.training.inputs import build_agent
     from tests.tiny_folder import make_folder, make_tokenizer
 
     config = train.parse(arguments(make_folder(tmp_path / "model"), "memagent_7b"))
     longest, source = longest_tokens(config.agent, config.model.path)
-    assert longest == longest_turn(make_tokenizer(), build_agent(config)) and "folder's tokenizer" in source
+    assert longest == longest_turn(make_tokenizer(), build_agent(config.agent)) and "folder's tokenizer" in source
 
 
 def test_the_estimate_of_the_prompt_is_near(train, seven, shared_data):
     from memrl.agents.limits import longest_turn
     from memrl.tokenizer import load_tokenizer
-    from memrl.training.trainer import build_agent
+    from memrl.training.inputs import build_agent
 
     config = train.parse(arguments(seven, "memagent_7b"))
-    exact = longest_turn(load_tokenizer(shared_data / "tokenizer" / "qwen2.5-instruct"), build_agent(config))
+    exact = longest_turn(load_tokenizer(shared_data / "tokenizer" / "qwen2.5-instruct"), build_agent(config.agent))
     assert longest_tokens(config.agent, config.model.path)[0] == pytest.approx(exact, rel=0.02)
 
 

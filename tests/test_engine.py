@@ -1,74 +1,23 @@
-"""The policy under DeepSpeed: loaded in parts, fp32 masters, offloading, frozen weights. Every engine here is a real one."""
-
-from pathlib import Path
+"""The policy under DeepSpeed on one rank: fp32 masters, offloading, frozen weights. Every engine here is a real one."""
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from memrl.config import EngineOptions, ModelOptions, OptimOptions, TrainConfig
+from memrl.config import EngineOptions, ModelOptions, OptimOptions
 from memrl.engine.deepspeed_engine import deepspeed_config
-from memrl.engine.load import load_policy, load_replica
-from memrl.model import PackedContext, TransformerConfig, save_model
+from memrl.engine.load import load_policy
+from memrl.model import PackedContext, save_model
 from memrl.model.loader import from_scratch
-from tests.workers import engine_options, partitioned_start
+from tests.workers import engine_options
 from tests.workers.launch import torchrun
 
-MODELS = [(True, "bfloat16"), (False, "float32")]
 
-
-def save_random(folder: Path, tied: bool, dtype: str) -> Path:
-    shape = TransformerConfig(97, 48, 80, 2, 4, 2, 12, tie_word_embeddings=tied, initializer_range=0.2)
-    save_model(from_scratch(shape, seed=1, dtype=dtype), folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory) -> tuple[dict, list[Path]]:
-    """What two ranks found for each of MODELS, and the models' folders."""
-    folder = tmp_path_factory.mktemp("start")
-    models = [save_random(folder / f"{tied}-{dtype}", tied, dtype) for tied, dtype in MODELS]
-    return torchrun(partitioned_start, folder / "out.pt", *models), models
-
-
-@pytest.fixture(params=range(len(MODELS)), ids=[f"{'tied' if tied else 'untied'} {dtype}" for tied, dtype in MODELS])
-def case(request, two_ranks) -> tuple[dict, dict[str, torch.Tensor]]:
-    """One model's results, and its file's tensors."""
-    return two_ranks[0]["results"][request.param], load_file(two_ranks[1][request.param] / "model.safetensors")
-
-
-def test_policy_loaded_in_parts_is_the_file_bit_for_bit(case):
-    result, file = case
-    assert result["start"].keys() == file.keys()
-    for name, expected in file.items():
-        assert result["start"][name].dtype == expected.dtype
-        assert torch.equal(result["start"][name], expected), name
-        assert result["masters"][name].dtype == torch.float32
-        assert torch.equal(result["masters"][name], expected.float()), name
-
-
-def test_each_rank_holds_its_part_alone_right_after_loading(two_ranks):
-    for index, folder in enumerate(two_ranks[1]):
-        total = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
-        parts = [held[index] for held in two_ranks[0]["held"]]
-        assert parts == [(total // 2, 0)] * 2
-
-
-def test_training_from_parts_is_training_from_the_whole_model_bit_for_bit(case):
-    result, file = case
-    assert result["norms"] == result["norms_whole"]
-    assert all(torch.equal(result["end"][name], result["end_whole"][name]) for name in file)
-    assert not all(torch.equal(result["end"][name], file[name]) for name in file)
-
-
-def test_policy_is_ready_to_train_and_the_replica_to_sample(two_ranks):
-    assert all(result["training"] and result["checkpoint_layers"] for result in two_ranks[0]["results"])
-    folder, config = two_ranks[1][0], TrainConfig(model=ModelOptions(lora_rank=2, checkpoint_layers=False))
-    policy, replica = load_policy(folder, config, "cpu"), load_replica(folder, config, "cpu")
+def test_policy_is_ready_to_train(tmp_path):
+    save_model(from_scratch(engine_options.CONFIG, seed=1), tmp_path)
+    options = ModelOptions(lora_rank=2, checkpoint_layers=False)
+    policy = load_policy(tmp_path, options, OptimOptions(), EngineOptions(), 0, "cpu")
     assert policy.training and not policy.checkpoint_layers
     assert {name.rpartition(".")[2] for name, p in policy.named_parameters() if p.requires_grad} == {"lora_A", "lora_B"}
-    assert not replica.training and not any(p.requires_grad for p in replica.parameters())
-    assert {name for name, _ in replica.named_parameters()} == set(load_file(folder / "model.safetensors"))
 
 
 @pytest.fixture(scope="module")
@@ -144,10 +93,6 @@ def test_what_is_frozen_has_no_gradient_and_is_in_no_checkpoint(options, stage):
     trained = {name for name in result["start"] if "lora_" in name}
     assert set(result["gradients"]) == trained and len(trained) == 28
     assert set(result["saved"]) - {"lm_head.weight"} == trained  # the second name of the tied matrix, which DeepSpeed overlooks
-
-
-def test_a_policy_of_many_sub_groups_is_what_the_parts_were_loaded_into(two_ranks):
-    assert all(result["sub_groups"] > 1 for result in two_ranks[0]["results"])
 
 
 def test_offloading_is_asked_of_deepspeed_for_what_it_was_asked_for():

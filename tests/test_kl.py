@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from memrl.rl.loss import KL_ESTIMATORS, estimate_kl, k1, k3, policy_loss
-from tests.test_loss import constant, gradient_of, leaf
+from memrl.rl.loss import KL_ESTIMATORS, estimate_kl, k1, k3
+from tests.test_loss import constant, gradient_of, leaf, loss_of
 
 
 def test_k3_value_and_gradient():
@@ -43,7 +43,7 @@ def test_the_expected_gradient_of_each_estimator_is_that_of_a_kl(estimator, seed
     }
     # The expectation over samples: every outcome once, weighed by how often the policy draws it.
     zeros = torch.zeros(6, dtype=torch.float64)
-    loss, _ = policy_loss(logprobs, logprobs.detach(), zeros, ref, weights=probabilities, kl_coef=1.0, kl_estimator=estimator)
+    loss, _ = loss_of(logprobs, logprobs.detach(), zeros, ref, weights=probabilities, kl_coef=1.0, kl_estimator=estimator)
     expected = gradient_of(divergences.pop(DIRECTIONS[estimator]), logits)
     torch.testing.assert_close(gradient_of(loss, logits), expected, atol=1e-14, rtol=1e-12)
     (other,) = divergences.values()

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memrl.model import PackedContext, logits_of
-from memrl.rl.loss import policy_loss
-from memrl.rl.packing import TrainTurn, empty_micro_batch, pack_turns, share_out
+from memrl.rl.packing import TrainTurn, balanced_partition, empty_micro_batch, pack_turns
 from memrl.types import Turn
+from tests.test_loss import loss_of
 
 
 def make_turns(sizes):
@@ -169,7 +169,7 @@ def gradient(model, batches, num_tokens, reference):
     for batch in batches:
         with torch.no_grad():
             ref_logprobs = forward(reference, batch)
-        loss, _ = policy_loss(
+        loss, _ = loss_of(
             forward(model, batch),
             batch.old_logprobs,
             batch.advantages,
@@ -210,7 +210,7 @@ def test_an_empty_micro_batch_runs_through_the_model_with_zero_gradient(tiny_mod
     batch = empty_micro_batch()
     logprobs = forward(tiny_model, batch)
     assert logprobs.shape == (0,)
-    loss, _ = policy_loss(logprobs, batch.old_logprobs, batch.advantages, num_tokens=10)
+    loss, _ = loss_of(logprobs, batch.old_logprobs, batch.advantages, num_tokens=10)
     loss.backward()
     for parameter in tiny_model.parameters():
         assert parameter.grad is not None  # every weight takes part, as ZeRO-3's collectives need
@@ -220,7 +220,7 @@ def test_an_empty_micro_batch_runs_through_the_model_with_zero_gradient(tiny_mod
 @given(st.lists(st.integers(1, 8000), max_size=200), st.integers(1, 32))
 @settings(max_examples=100, deadline=None)
 def test_shares_are_as_equal_as_the_largest_item_allows(sizes, num_parts):
-    parts = share_out(sizes, num_parts)
+    parts = balanced_partition(sizes, num_parts)
     assert len(parts) == len(sizes)
     loads = [0] * num_parts
     for size, part in zip(sizes, parts, strict=True):
@@ -233,6 +233,6 @@ def test_one_optimizer_step_of_a_large_run_keeps_all_ranks_busy():
     # 8 groups of 16 trajectories of 8 turns, as one of 16 updates of the 7B configuration, on its 32 ranks.
     sizes = [8000 if turn < 7 else 1500 for _ in range(8 * 16) for turn in range(8)]
     loads = [0] * 32
-    for size, part in zip(sizes, share_out(sizes, 32), strict=True):
+    for size, part in zip(sizes, balanced_partition(sizes, 32), strict=True):
         loads[part] += size
     assert max(loads) <= 1.05 * sum(sizes) / 32

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from memrl.config import ModelOptions, RLOptions, TrainConfig
-from memrl.engine.load import load_replica
+from memrl.config import ModelOptions, RLOptions
 from memrl.model import PackedContext, TransformerConfig, load_model, save_model
 from memrl.model.loader import from_scratch
 from memrl.model.lora import add_adapters
@@ -44,21 +43,22 @@ def train(replica: torch.nn.Module) -> None:
             parameter.add_(0.1)
 
 
-def config(where: str, kl_coef: float = 0.1) -> TrainConfig:
-    return TrainConfig(rl=RLOptions(kl_coef=kl_coef, reference=where))
+def make(where: str, start: Path, replica: torch.nn.Module, kl_coef: float = 0.1, engine=None, lora_rank: int = 0):
+    rl, model = RLOptions(kl_coef=kl_coef, reference=where), ModelOptions(lora_rank=lora_rank)
+    return make_reference(rl, model, start, replica, engine, "cpu")
 
 
 def test_without_a_penalty_there_is_no_reference(start):
-    assert make_reference(config("device", kl_coef=0.0), start, load_replica(start, config("device"), "cpu"), None, "cpu") is None
+    assert make("device", start, load_model(start), kl_coef=0.0) is None
 
 
 @pytest.mark.parametrize("where", ["device", "cpu"])
 @pytest.mark.parametrize("resumed", [False, True])
 def test_reference_is_the_frozen_start_at_every_step(start, batch, where, resumed):
-    replica = load_replica(start, config(where), "cpu")
+    replica = load_model(start).requires_grad_(False)
     if resumed:
         train(replica)
-    reference = make_reference(config(where), start, replica, None, "cpu")
+    reference = make(where, start, replica)
     for _ in range(3):
         with reference.ready():
             found = reference.logprobs(batch, PackedContext(batch.seq_lens), TEMPERATURE)
@@ -69,8 +69,8 @@ def test_reference_is_the_frozen_start_at_every_step(start, batch, where, resume
 
 @pytest.mark.parametrize("where", ["device", "cpu"])
 def test_replica_lends_its_memory_only_to_a_reference_that_waits_elsewhere(start, batch, where):
-    replica = load_replica(start, config(where), "cpu")
-    reference = make_reference(config(where), start, replica, None, "cpu")
+    replica = load_model(start).requires_grad_(False)
+    reference = make(where, start, replica)
     train(replica)
     trained = [parameter.clone() for parameter in replica.parameters()]
     places = [parameter.data_ptr() for parameter in replica.parameters()]
@@ -101,7 +101,5 @@ def test_adapters_ask_for_their_base_wherever_a_copy_would_wait(start):
         module = load_model(start)
 
     for where in ("device", "cpu"):
-        options = config(where)
-        options.model = ModelOptions(lora_rank=3)
-        reference = make_reference(options, start, load_replica(start, options, "cpu"), Trained, "cpu")
+        reference = make(where, start, load_model(start), engine=Trained, lora_rank=3)
         assert isinstance(reference, BaseReference) and reference.model is Trained.module

@@ -135,37 +135,37 @@ def test_a_rank_without_samples_collects_nothing(make_llm):
 
 
 class Questions:
-    """Those of slot 1 have no signal before the second round, those of slot 2 never."""
+    """Those of index 1 have no signal before the second round, those of index 2 never."""
 
     def sample(self, step, index, round_number=0):
         flat = index == 2 or (index == 1 and round_number < 2)
         return Sample("never" if flat else f"{step} {index} {round_number}", "who", "a document", ("x",))
 
 
-def collect_dynamically(llm, rounds, slots=range(4)):
+def collect_dynamically(llm, rounds, indices=range(4)):
     rl = RLOptions(prompts_per_step=4, group_size=12, dynamic_rounds=rounds)
-    return collect_step(llm, Questions(), AGENT, ParityRewards(), rl, seed=3, step=5, slots=slots)
+    return collect_step(llm, Questions(), AGENT, ParityRewards(), rl, seed=3, step=5, question_indices=indices)
 
 
 def test_groups_without_signal_give_their_place_to_fresh_questions(make_llm):
     collected = collect_dynamically(make_llm(), rounds=3)
-    assert [group.id for group in collected.groups] == [0, 1, 2, 3]
-    assert [group.sample.id for group in collected.groups] == ["5 0 0", "5 1 2", "never", "5 3 0"]
+    assert [group.id for group in collected.kept] == [0, 1, 2, 3]
+    assert [group.sample.id for group in collected.kept] == ["5 0 0", "5 1 2", "never", "5 3 0"]
     assert [group.id for group in collected.replaced] == [1, 2, 1, 2, 2]
-    draws = [str(by_group([group])) for group in collected.groups + collected.replaced]
+    draws = [str(by_group([group])) for group in collected.kept + collected.replaced]
     assert len(set(draws)) == len(draws)  # a replacement draws its own numbers
 
 
 def test_without_rounds_nothing_is_replaced_and_every_group_is_the_first_drawn(make_llm):
     once, dynamic = collect_dynamically(make_llm(), rounds=0), collect_dynamically(make_llm(), rounds=3)
     assert once.replaced == []
-    assert by_group(once.groups[::3]) == by_group(dynamic.groups[::3])
+    assert by_group(once.kept[::3]) == by_group(dynamic.kept[::3])
 
 
 def test_replacements_do_not_depend_on_the_ranks(make_llm):
     whole = collect_dynamically(make_llm(), rounds=2)
-    even, odd = (collect_dynamically(make_llm(), 2, slots).groups for slots in ([0, 2], [1, 3]))
-    assert by_group(sorted(even + odd, key=lambda group: group.id)) == by_group(whole.groups)
+    even, odd = (collect_dynamically(make_llm(), 2, indices).kept for indices in ([0, 2], [1, 3]))
+    assert by_group(sorted(even + odd, key=lambda group: group.id)) == by_group(whole.kept)
 
 
 def test_what_stays_without_signal_after_the_last_round_is_left_out():

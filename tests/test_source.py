@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from memrl.config import DataOptions, TrainConfig, ValidationOptions
+from memrl.config import DataOptions, ValidationOptions
 from memrl.data import write_samples
 from memrl.data.training_source import FileSource, NeedleSource
 from memrl.training.validation import validation_samples
@@ -50,18 +50,18 @@ def test_generated_documents_differ_by_round_and_keep_the_steps_length():
 
 
 def test_validation_reads_the_first_samples_of_either_kind_of_file(path):
-    config = TrainConfig(validation=ValidationOptions(every=1, path=str(path), samples=4))
-    assert [sample.id for sample in validation_samples(config)] == ["0", "1", "2", "3"]
+    options = ValidationOptions(every=1, path=str(path), samples=4)
+    assert [sample.id for sample in validation_samples(options, DataOptions(), seed=0)] == ["0", "1", "2", "3"]
 
 
 def test_a_file_of_training_and_validation_is_checked_once(path, monkeypatch):
-    from memrl.training.trainer import make_source
+    from memrl.training.inputs import make_source
 
-    config = TrainConfig(data=DataOptions(path=str(path)), validation=ValidationOptions(every=1, path=str(path), samples=3))
-    training = make_source(config).samples
+    data, options = DataOptions(path=str(path)), ValidationOptions(every=1, path=str(path), samples=3)
+    training = make_source(data, prompts_per_step=4, seed=0).samples
     path.rename(path.with_name("elsewhere"))  # so that opening it again would fail
     monkeypatch.setattr(type(training), "_read", lambda self, index: Sample(self.ids[index], "?", ""))
-    assert [sample.id for sample in validation_samples(config, training)] == ["0", "1", "2"]
+    assert [sample.id for sample in validation_samples(options, data, 0, training)] == ["0", "1", "2"]
 
 
 def test_the_lengths_of_questions_are_checked_without_reading_a_document(path, monkeypatch):
@@ -69,13 +69,13 @@ def test_the_lengths_of_questions_are_checked_without_reading_a_document(path, m
     from memrl.data.needle import build_tokenizer
     from memrl.prompts import load_prompts
     from memrl.tokenizer import Tokenizer
-    from memrl.training.trainer import check_limits, make_source
+    from memrl.training.inputs import check_questions, make_source
 
-    config = TrainConfig(data=DataOptions(path=str(path)))
-    source, tokenizer = make_source(config), Tokenizer(build_tokenizer())
-    monkeypatch.setattr(type(source.samples), "_read", lambda self, index: pytest.fail("a document was read"))
+    samples = make_source(DataOptions(path=str(path)), prompts_per_step=4, seed=0).samples
+    tokenizer = Tokenizer(build_tokenizer())
+    monkeypatch.setattr(type(samples), "_read", lambda self, index: pytest.fail("a document was read"))
     agent = AgentConfig(load_prompts("miniature"), 25, 6, 8, 4)
-    check_limits(config, agent, tokenizer, source, [])
-    source.samples.questions[7] = "code " * 9
+    check_questions(str(path), samples, tokenizer, agent)
+    samples.questions[7] = "code " * 9
     with pytest.raises(ValueError, match=f"{path.name}: sample 7: the question has 9 tokens"):
-        check_limits(config, agent, tokenizer, source, [])
+        check_questions(str(path), samples, tokenizer, agent)

@@ -1,7 +1,6 @@
 """`train.py` as a process: it learns, it survives kill -9 bit for bit, and what it writes is what it says."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -15,10 +14,10 @@ import yaml
 from tests.metrics_doc import assert_documented
 from tests.tiny_run import make_run
 from tests.workers import train_small_disk
+from tests.workers.launch import ENVIRONMENT
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 SMALL_DISK = Path(train_small_disk.__file__)
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")

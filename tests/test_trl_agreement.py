@@ -9,8 +9,8 @@ import torch
 
 from memrl.rl.advantage import group_advantages
 from memrl.rl.aggregation import token_weights
-from memrl.rl.loss import policy_loss
 from memrl.rl.mismatch import correction
+from tests.test_loss import loss_of
 from tests.tiny_folder import make_tokenizer
 
 pytest.importorskip("trl")
@@ -122,7 +122,7 @@ class Batch:
     def ours(self, aggregation="token_mean", constant=WIDTH, with_ref=False, **options):
         lens, ids = torch.tensor(LENS), torch.arange(len(LENS))
         weights, count = token_weights(aggregation, lens, ids, GROUPS, constant)
-        loss, _ = policy_loss(
+        loss, _ = loss_of(
             self.logprobs[self.mask],
             self.old[self.mask],
             self.advantages[self.turn_index],
@@ -231,7 +231,7 @@ def test_on_policy_trls_bias_corrected_kl_has_the_expected_gradient_of_k1_and_k2
         loss = trl_loss(trainer, monkeypatch, policy[None], zero[None], torch.ones(1, 1, dtype=torch.bool), **inputs)
         theirs = theirs + old.exp() * loss
         options = {"num_tokens": 1, "kl_coef": 0.3, "kl_estimator": estimator}
-        ours = ours + old.exp() * policy_loss(policy, old, zero, frozen_ref, **options)[0]
+        ours = ours + old.exp() * loss_of(policy, old, zero, frozen_ref, **options)[0]
     gradients = [torch.autograd.grad(loss, [logits], retain_graph=True)[0] for loss in (theirs, ours)]
     torch.testing.assert_close(*gradients, atol=1e-9, rtol=1e-9)
     assert gradients[0].abs().max() > 1e-2
@@ -340,7 +340,7 @@ def test_the_gradient_of_a_models_weights_equals_trls_from_rollout_to_backward(c
     logprobs = torch.cat(logprobs)
     old, sampler = logprobs.detach(), torch.cat([torch.tensor(row) for row in sampled["logprobs"]])
     turn_index = torch.arange(len(LENS)).repeat_interleave(torch.tensor(LENS))
-    ours, _ = policy_loss(
+    ours, _ = loss_of(
         logprobs,
         old,
         group_advantages(torch.tensor(REWARDS), GROUPS)[turn_index],

@@ -5,11 +5,12 @@ from functools import partial
 
 import pytest
 
-from memrl.config import DataOptions, TrainConfig, ValidationOptions
+from memrl.config import DataOptions, ValidationOptions
 from memrl.engine import distributed
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import Transformer
 from memrl.sampler import Sampler
+from memrl.training.inputs import make_source
 from memrl.training.validation import validate_policy, validation_samples
 from memrl.types import Sample
 from tests.test_rollout import AGENT, ParityRewards
@@ -55,11 +56,10 @@ def test_the_ranks_parts_add_up_to_the_whole(llm, monkeypatch):
 
 
 def test_the_miniatures_validation_documents_are_not_those_of_training():
-    config = TrainConfig(data=DataOptions(min_chunks=2, max_chunks=3), validation=ValidationOptions(every=1, samples=20))
-    samples = validation_samples(config)
+    data, options = DataOptions(min_chunks=2, max_chunks=3), ValidationOptions(every=1, samples=20)
+    samples = validation_samples(options, data, seed=0)
     assert len({sample.context for sample in samples}) == 20
-    assert validation_samples(config) == samples
-    from memrl.training.trainer import make_source
-
-    drawn = {make_source(config).sample(step, index).context for step in range(20) for index in range(20)}
+    assert validation_samples(options, data, seed=0) == samples
+    source = make_source(data, prompts_per_step=20, seed=0)
+    drawn = {source.sample(step, index).context for step in range(20) for index in range(20)}
     assert not drawn & {sample.context for sample in samples}

@@ -1,1 +1,1 @@
-"""Ranks and DeepSpeed: the partitioned policy, its checkpoint files, the frozen reference."""
+"""Ranks and DeepSpeed: the partitioned policy, how it is loaded, and its checkpoint files."""

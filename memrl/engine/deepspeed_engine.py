@@ -1,10 +1,12 @@
-"""The policy under DeepSpeed: partitioned weights, gradients and optimizer state, and whole copies of the weights out of it."""
+"""The policy under DeepSpeed: weights, gradients and optimizer state partitioned over ranks, and whole copies of the weights."""
 
 import logging
 import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,68 +14,72 @@ from torch import nn
 from memrl.config import EngineOptions, OptimOptions
 from memrl.engine import distributed
 from memrl.engine.deepspeed_files import TAG, save_deepspeed
+from memrl.model import Transformer
 from memrl.model.lora import merged_weights, save_adapter
 
-REDUCE_BUCKET = 50_000_000  # gradients that are sent together; DeepSpeed's own 500 million are most of a small model
-SUB_GROUP = 50_000_000  # weights that AdamW steps together, on a flat copy of their gradients; DeepSpeed's own: a billion
-NEVER = 1_000_000_000  # steps between DeepSpeed's own progress lines; the run prints its own
+REDUCE_BUCKET = 50_000_000  # gradients that are sent together; DeepSpeed's default, 500 million, is most of a small model
+SUB_GROUP = 50_000_000  # weights that AdamW steps together, on a flat copy of their gradients; DeepSpeed's default: a billion
+NEVER = 1_000_000_000  # steps between DeepSpeed's progress lines; the run prints its own
 
 
 class Engine:
     """One optimizer step is any number of `backward` calls and one `step`."""
 
-    def __init__(self, model: nn.Module, optim: OptimOptions, options: EngineOptions, total_updates: int):
+    def __init__(self, model: Transformer, optim: OptimOptions, options: EngineOptions, total_updates: int):
         """
         Args:
-            model: a Transformer. Parameters that need no gradient are left alone; see `memrl/model/lora.py`.
-            total_updates: optimizer steps of the whole run, which the rate's schedule is stretched over.
+            model: only parameters that need a gradient are trained; see `memrl/model/lora.py`.
+            total_updates: optimizer steps of the whole run: the length of the learning-rate schedule.
         """
         deepspeed = import_deepspeed()
-        self._deepspeed = deepspeed
+        self._gathered_parameters = deepspeed.zero.GatheredParameters
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._is_partly_frozen = len(trained) < len(list(model.parameters()))
-        # Fused: the other implementations hold up to three more copies of the weights while they step.
+        # Fused: the other implementations need up to three more copies of the weights during a step.
         optimizer = torch.optim.AdamW(
             trained, lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay, fused=True
         )
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: learning_rate_factor(update, total_updates, optim))
-        self.engine, _, _, self.schedule = deepspeed.initialize(
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda update: learning_rate_factor(update, total_updates, optim)
+        )
+        # Any: DeepSpeed's annotations lack most attributes of its engine and optimizers.
+        self.engine: Any = deepspeed.initialize(
             model=model,
             optimizer=optimizer,
-            lr_scheduler=schedule,
+            lr_scheduler=self.schedule,
             config=deepspeed_config(model.dtype, optim, options),
-        )
+        )[0]
 
     def __call__(self, *args, **kwargs):
         return self.engine(*args, **kwargs)
 
     @property
-    def module(self) -> nn.Module:
-        """The policy itself; under ZeRO-3 its weights are gathered layer by layer as it runs, so all ranks run it together."""
+    def module(self) -> Transformer:
+        """The policy. Under ZeRO-3 its forward pass gathers the weights layer by layer, so all ranks must run it together."""
         return self.engine.module
 
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
-        """Add this rank's gradient of `loss`; the step's gradient is the sum over micro-batches and ranks."""
+        """Add the gradient of `loss` on this rank; the step's gradient is the sum over micro-batches and ranks."""
         self.engine.set_gradient_accumulation_boundary(is_last)
-        # DeepSpeed averages gradients over ranks; the loss already has its global denominator, so the average is undone here.
+        # DeepSpeed averages gradients over ranks. The loss already has its global denominator, so the average is undone.
         self.engine.backward(loss * distributed.world_size(), scale_wrt_gas=False)
 
     def step(self) -> tuple[float, float]:
-        """Clip, update, advance the schedule; returns the gradient's norm before clipping and the rate that was used."""
-        learning_rate = self.schedule.get_last_lr()[0]
+        """Clip, update, advance the schedule; returns the gradient's norm before clipping and the learning rate of this step."""
+        learning_rate = float(self.schedule.get_last_lr()[0])
         self.engine.step()
         return float(self.engine.get_global_grad_norm()), learning_rate
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, whole tensor) of the current weights, adapters merged, one at a time; collective over ranks.
 
-        A tensor is only good until the next one is asked for.
+        A tensor is valid only until the iterator advances.
         """
         return merged_weights(self.module, self._gathered)
 
     @torch.no_grad()
     def copy_weights_to(self, replica: nn.Module) -> None:
-        """Write the current weights into a plain model, one tensor at a time; collective over ranks."""
+        """Copy the current weights into a plain model, one tensor at a time; collective over ranks."""
         targets = dict(replica.named_parameters())
         for name, value in self.weights():
             targets[name].copy_(value)
@@ -82,22 +88,12 @@ class Engine:
         """Rank 0 writes the adapters in peft's format, see `memrl/model/lora.py`; collective over ranks."""
         save_adapter(self.module, folder if distributed.rank() == 0 else None, self._gathered, base)
 
-    def gradients(self) -> dict[str, torch.Tensor]:
-        """Whole fp32 gradients of what is trained by name, between the last `backward` and `step`; collective over ranks."""
-        from deepspeed.utils import safe_get_full_grad
-
-        return {
-            name: safe_get_full_grad(parameter).clone()
-            for name, parameter in self.module.named_parameters()
-            if parameter.requires_grad
-        }
-
     def save(self, folder: Path) -> None:
-        """Write what is trained and the optimizer's state; frozen weights come from the start again. Collective over ranks."""
+        """Write the trained weights and the optimizer's state, without frozen weights. Collective over ranks."""
         save_deepspeed(self.engine, folder, exclude_frozen_parameters=self._is_partly_frozen)
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote on as many ranks; collective. Raises ValueError, and whatever DeepSpeed does, for damage."""
+        """Read what `save` wrote on the same number of ranks. Collective. Raises ValueError if files are missing."""
         loaded, _ = self.engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self._is_partly_frozen)
         if loaded is None:
             raise ValueError("files are missing")
@@ -106,11 +102,11 @@ class Engine:
         self.engine.destroy()
 
     def _gathered(self, parameters: list[nn.Parameter]):
-        return self._deepspeed.zero.GatheredParameters(parameters, enabled=hasattr(parameters[0], "ds_id"))
+        return self._gathered_parameters(parameters, enabled=hasattr(parameters[0], "ds_id"))
 
 
 def learning_rate_factor(update: int, total_updates: int, optim: OptimOptions) -> float:
-    """Part of the peak rate for optimizer step `update` (from 0).
+    """The learning rate of optimizer step `update` (from 0), as a fraction of the peak.
 
     Linear warm-up from 1 / warmup_updates, then a line that would reach min_lr_ratio one step after the last.
     """
@@ -120,10 +116,10 @@ def learning_rate_factor(update: int, total_updates: int, optim: OptimOptions) -
     return 1 - (1 - optim.min_lr_ratio) * min(1.0, progress)
 
 
-def import_deepspeed():
-    """DeepSpeed, joined to the other ranks, without its chatter and without compiling anything.
+def import_deepspeed() -> ModuleType:
+    """Import DeepSpeed and connect it to the other ranks, without its progress messages and without compiling anything.
 
-    Its first `init_distributed` on a CPU builds a shared-memory op that only tensor-parallel inference uses; without a C++
+    On a CPU its first `init_distributed` compiles a shared-memory op that only tensor-parallel inference uses; without a C++
     compiler that would end the run.
     """
     if distributed.device().type == "cpu":
@@ -141,7 +137,7 @@ def import_deepspeed():
 
 
 def deepspeed_config(dtype: torch.dtype, optim: OptimOptions, options: EngineOptions) -> dict:
-    """DeepSpeed's own settings. In bf16 it keeps fp32 masters and sums gradients in fp32, at every stage."""
+    """DeepSpeed's settings. In bf16 it keeps fp32 master weights and sums gradients in fp32, at every ZeRO stage."""
     zero: dict = {
         "stage": options.zero_stage,
         "contiguous_gradients": True,
@@ -150,10 +146,8 @@ def deepspeed_config(dtype: torch.dtype, optim: OptimOptions, options: EngineOpt
         "stage3_param_persistence_threshold": options.persistence_threshold,
         "overlap_comm": distributed.device().type == "cuda",
     }
-    if options.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    if options.offload_params:
-        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    offloaded = {"offload_optimizer": options.offload_optimizer, "offload_param": options.offload_params}
+    zero |= {name: {"device": "cpu", "pin_memory": True} for name, is_offloaded in offloaded.items() if is_offloaded}
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,

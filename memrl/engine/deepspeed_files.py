@@ -1,8 +1,7 @@
-"""DeepSpeed's checkpoint files, written so that a rank whose disk is full does not leave the others waiting for it.
+"""Write DeepSpeed's checkpoint files; a rank with a full disk raises only after the barriers, so the other ranks do not hang.
 
-DeepSpeed's save_checkpoint has barriers after its writes. A rank that raises in a write never comes to them, and the others
-wait until the time limit of the process group. Here a write that fails is noted, the rank goes through the barriers, and raises
-after them.
+DeepSpeed's save_checkpoint has barriers after its writes. A rank that raises in a write never reaches them, and the others wait
+until the time limit of the process group. Here a failed write is recorded, the rank passes the barriers, and raises afterwards.
 """
 
 from pathlib import Path
@@ -12,8 +11,8 @@ from memrl.utils.files import sync_path
 TAG = "engine"  # DeepSpeed's name for the one checkpoint in a folder
 
 
-class _NotingWriter:
-    """DeepSpeed's checkpoint engine, except that `save` flushes to the disk and notes what went wrong instead of raising it."""
+class _RecordingWriter:
+    """DeepSpeed's checkpoint engine, except that `save` flushes to the disk and records errors instead of raising them."""
 
     def __init__(self, writer):
         self._writer = writer
@@ -25,8 +24,8 @@ class _NotingWriter:
     def save(self, state_dict, path) -> None:
         try:
             self._writer.save(state_dict, path)
-            sync_path(Path(path))  # by the rank that wrote it: its machine holds what is not on the disk yet
-        except Exception as error:  # torch raises OSError or RuntimeError, by the moment at which the disk is full
+            sync_path(Path(path))  # on the rank that wrote it: the unwritten pages are in its machine's memory
+        except Exception as error:  # torch raises OSError or RuntimeError, depending on when the disk is full
             self.failures.append(error)
 
 
@@ -37,15 +36,15 @@ def save_deepspeed(engine, folder: Path, **options) -> None:
         options: further arguments of save_checkpoint.
 
     Raises:
-        Exception: what the first failed write of this rank raised, after all ranks are through.
+        Exception: that of this rank's first failed write, after all ranks have finished.
     """
     writer = engine.checkpoint_engine
-    engine.checkpoint_engine = noting = _NotingWriter(writer)
-    # Rank 0 copies two scripts beside the files, unguarded and before the last barrier.
+    engine.checkpoint_engine = recording = _RecordingWriter(writer)
+    # Without this, rank 0 would copy two scripts beside the files before the last barrier, and could fail there.
     engine._copy_recovery_script = lambda folder: None
     try:
         engine.save_checkpoint(str(folder), tag=TAG, save_latest=False, **options)
     finally:
         engine.checkpoint_engine = writer
-    if noting.failures:
-        raise noting.failures[0]
+    if recording.failures:
+        raise recording.failures[0]

@@ -1,4 +1,4 @@
-"""The few things that ranks tell each other, the same for one rank and for many."""
+"""Communication between ranks, with the same functions for one rank and for many."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ from memrl.utils.devices import pick_device
 
 T = TypeVar("T")
 
-# Ranks wait for each other after rollouts of unequal length and while rank 0 writes; minutes of that are no sign of a hang.
+# Ranks wait for each other after rollouts of unequal length and while rank 0 writes, which takes minutes without any fault.
 TIMEOUT = timedelta(hours=6)
 
 _device: torch.device | None = None
@@ -27,7 +27,7 @@ def world_size() -> int:
 
 
 def device() -> torch.device:
-    """Where this rank computes: its own GPU, or the CPU; what `init` was told, or whatever is there."""
+    """The device of this rank, its own GPU or the CPU: the one chosen by `init`; before it, the default."""
     return _device or _choose_device("auto")
 
 
@@ -41,13 +41,13 @@ def _choose_device(name: str) -> torch.device:
 
 
 def init(device_name: str = "auto") -> None:
-    """Join the other ranks of torchrun, or be the only one.
+    """Connect to the other ranks of torchrun; without torchrun this is the only rank.
 
     Args:
         device_name: "auto", "cpu" or "cuda".
 
     Raises:
-        ValueError: "cuda" where there is none, or more ranks than GPUs.
+        ValueError: "cuda" without a GPU, or more ranks than GPUs.
     """
     global _device
     _device = _choose_device(device_name)
@@ -67,7 +67,7 @@ def barrier() -> None:
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """Element-wise sum, on every rank; any dtype, [n] in and out."""
+    """Element-wise sum, on every rank; any dtype, any shape. The result is on the CPU."""
     total = values.to(device())
     dist.all_reduce(total)
     return total.cpu()
@@ -87,7 +87,7 @@ def from_rank_0(value: T) -> T:
 
 
 def gather_lists(items: list[T]) -> list[T]:
-    """The ranks' lists, one after the other, on every rank."""
+    """All ranks' lists joined in the order of the ranks, on every rank."""
     parts: list[list[T]] = [[] for _ in range(world_size())]
     dist.all_gather_object(parts, items)
     return [item for part in parts for item in part]

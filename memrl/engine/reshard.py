@@ -1,16 +1,18 @@
-"""Take up a checkpoint on another number of ranks.
+"""Load a checkpoint on another number of ranks than the one that wrote it.
 
-DeepSpeed loads a ZeRO checkpoint on as many ranks as wrote it. Its files hold, per rank, flat pieces of the fp32 weights and of
-Adam's two moments, all cut in the same way, so what puts the weights together for an export puts the moments together too. They
-are read through mmap, one parameter at a time, and each rank keeps its new piece.
+DeepSpeed itself loads a ZeRO checkpoint only on the same number of ranks. The files hold, for each rank, flat pieces of the fp32
+weights and of Adam's two moments, all divided in the same way, so DeepSpeed's function that merges the weights for an export
+merges the moments too. The files are read through mmap, one parameter at a time, and each rank keeps its new piece.
 """
 
 import contextlib
 import io
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from memrl.engine.deepspeed_engine import Engine
@@ -22,30 +24,28 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 def load_resharded(engine: Engine, folder: Path) -> str:
     """Load the checkpoint in `folder`, written by any number of ranks, into a fresh engine. Collective over ranks.
 
-    Weights (16-bit and fp32 masters), Adam's moments and step count, and the place in the learning-rate schedule come from the
-    checkpoint. Parameters that are not trained stay what they are.
+    Weights (16-bit and fp32 masters), Adam's moments and step count, and the position in the learning-rate schedule come from the
+    checkpoint. Parameters that are not trained keep their values.
 
     Returns:
-        What was carried and what was not, in words.
+        A sentence: what was restored and what was not.
 
     Raises:
         ValueError: a trained parameter is not in the checkpoint.
     """
-    saved = _Saved(folder / TAG)
-    zero = engine.engine
-    trained = {name: parameter for name, parameter in zero.module.named_parameters() if parameter.requires_grad}
+    saved = _SavedCheckpoint(folder / TAG)
+    trained = {name: parameter for name, parameter in engine.module.named_parameters() if parameter.requires_grad}
     masters = saved.masters()
     if missing := trained.keys() - masters.keys():
         raise ValueError(f"{min(missing)} is not in it")
     for name, parameter in trained.items():
-        _set_weight(engine, parameter, _whole(masters[name]))
-    adam_step = saved.adam_step()
-    if adam_step is not None:
-        _make_adam_state(zero, adam_step)
+        _set_weight(parameter, masters[name].contiguous())  # `contiguous` reads a stage 3 parameter, merged only on demand
+    if saved.adam_step is not None:
+        _make_adam_state(engine.engine.optimizer, saved.adam_step)
         for key in MOMENTS:
             moments = saved.moments(key)
             for name, parameter in trained.items():
-                _set_moment(parameter, _whole(moments[name]), key)
+                _set_moment(parameter, moments[name].contiguous(), key)
     _set_schedule(engine, saved.model_file)
     return (
         "weights, Adam's moments, the learning rate and the order of the data were carried over; not carried: equality to the "
@@ -53,8 +53,13 @@ def load_resharded(engine: Engine, folder: Path) -> str:
     )
 
 
-class _Saved:
-    """The files of one DeepSpeed checkpoint, whole parameters by name out of them."""
+class _SavedCheckpoint:
+    """The files of one DeepSpeed checkpoint, and whole tensors by parameter name from them.
+
+    Attributes:
+        model_file: contents of rank 0's model file.
+        adam_step: Adam's step count; None before the first step.
+    """
 
     def __init__(self, folder: Path):
         from deepspeed.utils import zero_to_fp32
@@ -63,16 +68,16 @@ class _Saved:
         model_files = zero_to_fp32.get_model_state_files(str(folder))
         self._models = zero_to_fp32.parse_model_states(model_files)
         self.model_file = _read(model_files[0])
-        shards = [_read(file)["optimizer_state_dict"] for file in zero_to_fp32.get_optim_files(str(folder))]
-        # DeepSpeed's optimizer for stage 1 in bf16 is a class of its own, whose files do not name their stage.
-        self._stage = int(shards[0].get("zero_stage", 1))
-        self._shards = shards
+        self._shards = [_read(file)["optimizer_state_dict"] for file in zero_to_fp32.get_optim_files(str(folder))]
+        # DeepSpeed's stage 1 optimizer for bf16 is a class of its own, and its files do not name their stage.
+        self._stage = int(self._shards[0].get("zero_stage", 1))
         if self._stage == 3:
-            self._flat = [shard["fp32_flat_groups"] for shard in shards]
-            self._adam = [shard["optimizer_state_dict"]["state"] for shard in shards]
+            self._flat = [shard["fp32_flat_groups"] for shard in self._shards]
+            self._adam = [shard["optimizer_state_dict"]["state"] for shard in self._shards]
         else:
-            self._flat = [shard["single_partition_of_fp32_groups"] for shard in shards]
-            self._adam = [shard["base_optimizer_state"]["state"] for shard in shards]
+            self._flat = [shard["single_partition_of_fp32_groups"] for shard in self._shards]
+            self._adam = [shard["base_optimizer_state"]["state"] for shard in self._shards]
+        self.adam_step: Tensor | None = self._adam[0][0]["step"] if self._adam[0] else None
 
     def masters(self) -> Mapping[str, Tensor]:
         return self._merge(self._flat)
@@ -86,12 +91,8 @@ class _Saved:
             ]
         )
 
-    def adam_step(self) -> Tensor | None:
-        """Adam's count of steps; None before the first."""
-        return self._adam[0][0]["step"] if self._adam[0] else None
-
     def _merge(self, flat_groups: list[list[Tensor]]) -> Mapping[str, Tensor]:
-        """Whole parameters from the ranks' flat pieces of whatever is cut as the masters are; stage 3's are put together late."""
+        """Whole parameters from the ranks' flat pieces; those of stage 3 are merged when they are read."""
         merged: dict[str, Tensor] = {}
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             if self._stage == 3:
@@ -106,23 +107,17 @@ def _read(file: str) -> dict:
     return torch.load(file, map_location="cpu", mmap=True, weights_only=False)
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.contiguous()  # DeepSpeed's stand-in for a stage 3 parameter becomes a tensor here
-
-
-def _set_weight(engine: Engine, parameter: torch.nn.Parameter, value: Tensor) -> None:
-    """Masters and weights are two copies, and DeepSpeed keeps neither in step with the other outside of an optimizer step."""
+def _set_weight(parameter: torch.nn.Parameter, value: Tensor) -> None:
+    """Set the weight and its fp32 master: two copies, which DeepSpeed synchronises in optimizer steps only."""
+    import deepspeed
     from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 
-    if hasattr(parameter, "ds_id"):
-        import deepspeed
-
-        with torch.no_grad(), deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-            parameter.copy_(value)
+    is_partitioned = hasattr(parameter, "ds_id")
+    with torch.no_grad(), deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=is_partitioned):
+        parameter.copy_(value)
+    if is_partitioned:
         safe_set_local_fp32_param(parameter, _own_piece(parameter, value))
     else:
-        with torch.no_grad():
-            parameter.copy_(value)
         safe_set_full_fp32_param(parameter, value)
 
 
@@ -135,25 +130,30 @@ def _set_moment(parameter: torch.nn.Parameter, value: Tensor, key: str) -> None:
         safe_set_full_optimizer_state(parameter, value, key)
 
 
-def _own_piece(parameter: torch.nn.Parameter, value: Tensor) -> Tensor:
-    """This rank's part of a stage 3 parameter: [ceil(numel / ranks)], zeros where the last rank's goes beyond the end."""
+def _own_piece(parameter: Any, value: Tensor) -> Tensor:
+    """This rank's part of a stage 3 parameter: [ceil(numel / ranks)], padded with zeros on the last rank.
+
+    Args:
+        parameter: an nn.Parameter with the attributes that DeepSpeed adds to it.
+    """
     from deepspeed import comm
 
     size = parameter.ds_tensor.numel()
-    piece = torch.zeros(size, dtype=torch.float32)
-    own = value.flatten()[size * comm.get_rank(parameter.ds_process_group) :][:size]
-    piece[: len(own)] = own
-    return piece
+    piece = value.flatten().float()[size * comm.get_rank(parameter.ds_process_group) :][:size]
+    return F.pad(piece, (0, size - len(piece)))
 
 
-def _make_adam_state(zero, step: Tensor) -> None:
-    """torch's AdamW makes its state in its first step; loading wants it before."""
-    optimizer = zero.optimizer
-    base = optimizer.optimizer
+def _make_adam_state(optimizer: Any, step: Tensor) -> None:
+    """Create the state of torch's AdamW, which otherwise makes it in its first step.
+
+    Args:
+        optimizer: DeepSpeed's ZeRO optimizer, a different class for each stage.
+    """
     names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
     [flat] = [getattr(optimizer, name) for name in names if hasattr(optimizer, name)]
     for group in flat:
-        base.state[group] = {"step": step.to(group.device, copy=True)} | {key: torch.zeros_like(group) for key in MOMENTS}
+        moments = {key: torch.zeros_like(group) for key in MOMENTS}
+        optimizer.optimizer.state[group] = {"step": step.to(group.device, copy=True)} | moments
     if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
         optimizer._lazy_init_hp_params_optimizer_state()
 

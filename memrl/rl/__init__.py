@@ -1,1 +1,1 @@
-"""The algorithm: roll out, compare within groups, update. `advantage`, `loss` and `packing` are pure functions."""
+"""The algorithm: sample trajectories, compare within groups, update. `advantage`, `loss` and `packing` are pure functions."""

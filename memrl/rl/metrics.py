@@ -1,6 +1,6 @@
-"""What is logged of a step, from sums and counts over all ranks, so that the number of ranks does not show.
+"""The logged metrics of a step, from sums and counts over all ranks, so that they do not depend on the number of ranks.
 
-Every name with its formula: docs/metrics.md.
+The formula of each name: docs/metrics.md.
 """
 
 import math
@@ -8,64 +8,43 @@ import math
 import torch
 
 from memrl.engine import distributed
-from memrl.rl.rollout import Collected, has_signal
+from memrl.rl.rollout import StepGroups, has_signal
 from memrl.types import Turn
 
+# A sum and the number that divides it; None if the sum itself is the metric, which is a count then.
+Fraction = tuple[float, int | None]
 
-def rollout_metrics(collected: Collected) -> dict[str, float]:
-    """Means over what all ranks have sampled, groups that dynamic sampling replaced included."""
-    groups = collected.groups + collected.replaced
+
+def rollout_metrics(step_groups: StepGroups) -> dict[str, float]:
+    """Means over everything that all ranks sampled, including groups that dynamic sampling replaced."""
+    groups = step_groups.kept + step_groups.replaced
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    kept = [trajectory for group in step_groups.kept for trajectory in group.trajectories]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     memory, answer = ([turn for turn in turns if turn.kind == kind] for kind in ("memory", "answer"))
-    sums = {
-        "trajectories": len(trajectories),
-        "reward": sum(t.reward for t in trajectories),
-        "kept": sum(len(group.trajectories) for group in collected.groups),
-        "penalty": sum(t.penalty for group in collected.groups for t in group.trajectories),
-        "strict": sum(t.scores["strict"] for t in trajectories),
-        "lenient": sum(t.scores["lenient"] for t in trajectories),
-        "errors": sum(bool(t.error) for t in trajectories),
-        "groups": len(groups),
-        "signal": sum(map(has_signal, groups)),
-        "replaced": len(collected.replaced),
-        "turns": len(turns),
-        "prompt": sum(len(t.prompt_ids) for t in turns),
-        "memory_turns": len(memory),
-        "answer_turns": len(answer),
-        "memory_tokens": _response_tokens(memory),
-        "answer_tokens": _response_tokens(answer),
-        "response": _response_tokens(turns),
-        "memory_truncated": _truncated(memory),
-        "answer_truncated": _truncated(answer),
-        "truncated": _truncated(turns),
-    }
-    total = sum_by_name(sums)
-
-    def mean(name: str, over: str) -> float:
-        return total[name] / max(1.0, total[over])
-
-    return {
-        "reward/mean": mean("reward", "trajectories"),
-        "reward/penalty": mean("penalty", "kept"),
-        "reward/strict": mean("strict", "trajectories"),
-        "reward/lenient": mean("lenient", "trajectories"),
-        "reward/errors": int(total["errors"]),
-        "reward/signal": mean("signal", "groups"),
-        "reward/replaced_groups": int(total["replaced"]),
-        "rollout/turns": int(total["turns"]),
-        "rollout/prompt_tokens": mean("prompt", "turns"),
-        "rollout/response_tokens": mean("response", "turns"),
-        "rollout/memory_tokens": mean("memory_tokens", "memory_turns"),
-        "rollout/answer_tokens": mean("answer_tokens", "answer_turns"),
-        "rollout/truncated": mean("truncated", "turns"),
-        "rollout/truncated_memory": mean("memory_truncated", "memory_turns"),
-        "rollout/truncated_answer": mean("answer_truncated", "answer_turns"),
-    }
+    return means_over_ranks(
+        {
+            "reward/mean": (sum(t.reward for t in trajectories), len(trajectories)),
+            "reward/penalty": (sum(t.penalty for t in kept), len(kept)),
+            "reward/strict": (sum(t.scores["strict"] for t in trajectories), len(trajectories)),
+            "reward/lenient": (sum(t.scores["lenient"] for t in trajectories), len(trajectories)),
+            "reward/errors": (sum(bool(t.error) for t in trajectories), None),
+            "reward/signal": (sum(map(has_signal, groups)), len(groups)),
+            "reward/replaced_groups": (len(step_groups.replaced), None),
+            "rollout/turns": (len(turns), None),
+            "rollout/prompt_tokens": (sum(len(t.prompt_ids) for t in turns), len(turns)),
+            "rollout/response_tokens": _response_tokens(turns),
+            "rollout/memory_tokens": _response_tokens(memory),
+            "rollout/answer_tokens": _response_tokens(answer),
+            "rollout/truncated": truncated(turns),
+            "rollout/truncated_memory": truncated(memory),
+            "rollout/truncated_answer": truncated(answer),
+        }
+    )
 
 
 def update_metrics(updates: list[dict[str, float]]) -> dict[str, float]:
-    """One step's updates to one record; empty when no update had a token."""
+    """One record from the records of a step's updates; empty if no update had a token."""
     if not updates:
         return {}
 
@@ -73,13 +52,11 @@ def update_metrics(updates: list[dict[str, float]]) -> dict[str, float]:
         return sum(update[name] for update in updates) / len(updates)
 
     first = updates[0]
-    rollout = {
+    token_means = ["pg_loss", "kl", "entropy", "approx_kl", "ratio", "clip_frac", "dual_clip_frac", "correction"]
+    return {
         "rollout/logprob_diff_mean": first["logprob_diff"],
         "rollout/logprob_diff_max": first["logprob_diff_max"],
         "rollout/mismatch_kl": first["mismatch_kl"],
-    }
-    token_means = ["pg_loss", "kl", "entropy", "approx_kl", "ratio", "clip_frac", "dual_clip_frac", "correction"]
-    return rollout | {
         **{f"loss/{name}": mean(name) for name in token_means if name in first},
         "optim/grad_norm": mean("grad_norm"),
         "optim/lr": updates[-1]["lr"],
@@ -90,15 +67,20 @@ def update_metrics(updates: list[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def sum_by_name(values: dict[str, float]) -> dict[str, float]:
-    """Each value's sum over all ranks; the names must be the same everywhere. Collective."""
-    sums = distributed.sum_over_ranks(torch.tensor(list(values.values()), dtype=torch.float64))
-    return dict(zip(values, sums.tolist(), strict=True))
+def means_over_ranks(fractions: dict[str, Fraction]) -> dict[str, float]:
+    """Each sum over all ranks, divided by the sum of its divisors (at least 1). Collective; all ranks give the same names."""
+    pairs = torch.tensor([(value, divisor or 0) for value, divisor in fractions.values()], dtype=torch.float64)
+    totals = distributed.sum_over_ranks(pairs).tolist()
+    return {
+        name: int(value) if divisor is None else value / max(1.0, total)
+        for (name, (_, divisor)), (value, total) in zip(fractions.items(), totals, strict=True)
+    }
 
 
-def _response_tokens(turns: list[Turn]) -> int:
-    return sum(len(turn.response_ids) for turn in turns)
+def truncated(turns: list[Turn]) -> Fraction:
+    """The turns that reached their token cap, of all."""
+    return sum(turn.finish_reason == "length" for turn in turns), len(turns)
 
 
-def _truncated(turns: list[Turn]) -> int:
-    return sum(turn.finish_reason == "length" for turn in turns)
+def _response_tokens(turns: list[Turn]) -> Fraction:
+    return sum(len(turn.response_ids) for turn in turns), len(turns)

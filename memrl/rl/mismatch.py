@@ -1,4 +1,4 @@
-"""Sampler and trainer compute the same log-probabilities differently: how far they are apart, and what to do about it."""
+"""Measure and correct the mismatch of sampler and trainer: both compute the same log-probabilities, with different rounding."""
 
 import math
 
@@ -13,24 +13,23 @@ CORRECTIONS = ("truncate", "mask")
 
 @torch.no_grad()
 def correction(trainer_logprobs: Tensor, sampler_logprobs: Tensor, turn_index: Tensor, mode: str, bound: float) -> Tensor:
-    """Weights for the policy gradient of tokens that the sampler drew, fp32 [T], without gradient.
+    """Weights for the policy gradient of sampled tokens, fp32 [T], without gradient.
 
         d_t       = trainer_logprob_t - sampler_logprob_t
         truncate    min(exp(d_t), bound)                                     truncated importance sampling
         mask        1 where 1/bound <= exp(mean of d over the turn) <= bound, else 0 for the whole turn
 
-    `truncate` bounds the weight's variance for some bias (Ionides, "Truncated importance sampling", 2008; between sampler and
-    trainer: fengyao.notion.site/off-policy-rl). `mask` leaves out whole turns by their geometric mean ratio, which, unlike the
-    product of the ratios, does not drift with length (richardli.xyz/rl-collapse-3).
+    `truncate` bounds the variance of the weights at the price of some bias (Ionides, "Truncated importance sampling", 2008; for
+    sampler and trainer: fengyao.notion.site/off-policy-rl). `mask` drops whole turns by the geometric mean of their ratios, which
+    does not drift with length as the product of the ratios does (richardli.xyz/rl-collapse-3).
 
     Args:
         trainer_logprobs: fp32 [T], of the policy that sampled, computed by the trainer.
-        sampler_logprobs: fp32 [T], of the same policy, as the sampler computed them.
+        sampler_logprobs: fp32 [T], of the same policy, computed by the sampler.
         turn_index: int64 [T], 0..n-1; every turn lies wholly within the batch.
         bound: at least 1.
 
-    Raises:
-        ValueError: an unknown mode, or a bound below 1.
+    Raises ValueError for an unknown mode, or a bound below 1.
     """
     if mode not in CORRECTIONS:
         raise ValueError(f"mismatch is {mode!r}; it must be one of {', '.join(CORRECTIONS)}")

@@ -1,4 +1,4 @@
-"""What a turn loses for coming close to its cap (soft overlong punishment, DAPO, arXiv 2503.14476, section 3.4)."""
+"""The penalty of a turn whose length comes close to its cap (soft overlong punishment, DAPO, arXiv 2503.14476, section 3.4)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,8 +16,7 @@ def overlong_penalty(num_tokens: int, cap: int, buffer: int) -> float:
         cap: most tokens that the turn may have.
         buffer: tokens below the cap in which the penalty grows; 0 turns it off.
 
-    Raises:
-        ValueError: a buffer below 0 or above the cap.
+    Raises ValueError for a buffer below 0 or above the cap.
     """
     if not 0 <= buffer <= cap:
         raise ValueError(f"an overlong buffer of {buffer} tokens does not fit a cap of {cap}; it must be between 0 and the cap")
@@ -29,25 +28,22 @@ def overlong_penalty(num_tokens: int, cap: int, buffer: int) -> float:
 def trajectory_penalty(
     kinds: Sequence[str], lengths: Sequence[int], caps: Mapping[str, int], buffers: Mapping[str, int]
 ) -> float:
-    """A trajectory's penalty: for each kind with a buffer the mean over its turns of that kind, summed over kinds.
+    """A trajectory's penalty: the mean over its turns of a kind, summed over the kinds that have a buffer.
 
-    The mean keeps the number of chunks out of it: a long document's memory turns together weigh as much as a short one's.
+    By the mean, all memory turns of a long document together weigh as much as those of a short one.
 
     Args:
         kinds, lengths: each turn's kind and number of response tokens.
-        caps, buffers: tokens by kind; a kind without a buffer, or with 0, costs nothing.
+        caps, buffers: tokens by kind; a kind without a buffer, or with buffer 0, has no penalty.
 
-    Returns:
-        Between minus the number of kinds with a buffer, and 0.
-
-    Raises:
-        ValueError: a kind with a buffer has no cap, or kinds and lengths differ in number.
+    The result is between minus the number of kinds with a buffer, and 0. Raises ValueError if a kind with a buffer has no cap, or
+    if kinds and lengths differ in number.
     """
     total = 0.0
     for kind, buffer in buffers.items():
         if kind not in caps:
             raise ValueError(f"turns of kind {kind!r} have an overlong buffer but no cap; caps are known for {sorted(caps)}")
-        mine = [length for name, length in zip(kinds, lengths, strict=True) if name == kind]
-        if mine:
-            total += sum(overlong_penalty(length, caps[kind], buffer) for length in mine) / len(mine)
+        selected = [length for name, length in zip(kinds, lengths, strict=True) if name == kind]
+        if selected:
+            total += sum(overlong_penalty(length, caps[kind], buffer) for length in selected) / len(selected)
     return total

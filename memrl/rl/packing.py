@@ -1,4 +1,4 @@
-"""Turns to micro-batches: packed token rows without padding, under a hard bound on their number."""
+"""Turns to micro-batches: packed token rows without padding, with at most a given number of tokens each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,11 +11,11 @@ from memrl.types import Turn
 
 @dataclass
 class TrainTurn:
-    """A turn with what its trajectory earned.
+    """A turn with its share of the trajectory's advantage.
 
     Attributes:
-        advantage: falls on every response token.
-        group_id, trajectory_id: where the turn comes from; means over groups or trajectories are taken by these.
+        advantage: the same on every response token.
+        group_id, trajectory_id: where the turn comes from; means over groups or trajectories need them.
         weight: of each response token in the optimizer step's loss; see `memrl/rl/aggregation.py`.
     """
 
@@ -27,7 +27,7 @@ class TrainTurn:
 
     @property
     def num_inputs(self) -> int:
-        # The last response token predicts nothing, so it is never fed.
+        # The last response token predicts nothing, so it is no input.
         return self.turn.num_tokens - 1
 
 
@@ -38,21 +38,21 @@ class MicroBatch:
     Example, turns [a b | c d] and [e | f] (prompt | response):
 
         ids      a b c | e        seq_lens 3, 1
-        select   1 2 3            the tokens that predict a response token: b, c, e
+        select   1 2 3            positions of b, c, e, the tokens that predict a response token
         targets  c d f
 
     Attributes:
         ids: int64 [T].
-        seq_lens: T's parts, ascending, so that equal lengths are neighbours.
+        seq_lens: tokens of each turn, T in all; ascending, so that equal lengths are neighbours.
         select: int64 [N], positions in `ids`.
         targets: int64 [N], the response ids.
-        turn_index: int64 [N], which of the batch's turns each target belongs to.
-        sampler_logprobs: fp32 [N], of the policy that sampled, as the sampler computed them.
-        old_logprobs: fp32 [N], of the same policy, for the ratio: the sampler's or, where the two are corrected for their
-            disagreement, the trainer's.
+        turn_index: int64 [N], index of the turn that each target belongs to.
+        sampler_logprobs: fp32 [N], of the policy that sampled, computed by the sampler.
+        old_logprobs: fp32 [N], of the same policy, for the ratio: the sampler's, or the trainer's if the mismatch of the two is
+            corrected.
         advantages, weights: fp32 [N].
-        ref_logprobs: fp32 [N], of the frozen start; None without a penalty.
-        correction: fp32 [N], weights against the disagreement of sampler and trainer; None without.
+        ref_logprobs: fp32 [N], of the frozen reference; None without a penalty.
+        correction: fp32 [N], weights against the mismatch of sampler and trainer; None without.
     """
 
     ids: Tensor
@@ -69,7 +69,7 @@ class MicroBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Response tokens: what the loss averages over."""
+        """Response tokens, N."""
         return len(self.targets)
 
     def to(self, device: torch.device | str) -> "MicroBatch":
@@ -78,10 +78,8 @@ class MicroBatch:
 
 
 def pack_turns(turns: Sequence[TrainTurn], max_tokens: int) -> list[MicroBatch]:
-    """Distribute turns over as few micro-batches as first-fit decreasing finds, none above `max_tokens` inputs.
-
-    Raises:
-        ValueError: a single turn is larger than `max_tokens`.
+    """Pack turns into micro-batches of at most `max_tokens` inputs, first-fit decreasing: the longest turns first, each into the
+    first micro-batch with room for it. Raises ValueError if a single turn is larger than `max_tokens`.
     """
     bins: list[tuple[int, list[TrainTurn]]] = []
     for turn in sorted(turns, key=lambda t: -t.num_inputs):
@@ -101,24 +99,24 @@ def pack_turns(turns: Sequence[TrainTurn], max_tokens: int) -> list[MicroBatch]:
     return [_pack(members) for _, members in bins]
 
 
-def share_out(sizes: Sequence[int], num_parts: int) -> list[int]:
-    """Which part each item goes to, so that the parts' sums are nearly equal: largest first, always to the smallest part.
+def balanced_partition(sizes: Sequence[int], num_parts: int) -> list[int]:
+    """The part of each item, such that the parts' sums are nearly equal: largest item first, always to the smallest part.
 
-    >>> share_out([5, 1, 4, 2], 2)
+    >>> balanced_partition([5, 1, 4, 2], 2)
     [0, 0, 1, 1]
     """
-    loads = [0] * num_parts
+    sums = [0] * num_parts
     parts = [0] * len(sizes)
     for item in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        parts[item] = min(range(num_parts), key=loads.__getitem__)
-        loads[parts[item]] += sizes[item]
+        parts[item] = min(range(num_parts), key=sums.__getitem__)
+        sums[parts[item]] += sizes[item]
     return parts
 
 
 def empty_micro_batch() -> MicroBatch:
-    """One token and no targets: what a rank runs while others still have work, because ZeRO-3 gathers weights collectively."""
-    none, no_ids = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
-    return MicroBatch(torch.zeros(1, dtype=torch.int64), [1], no_ids, no_ids, no_ids, none, none, none, none)
+    """One input token and no targets. A rank without work runs it while others compute: ZeRO-3 gathers weights collectively."""
+    no_values, no_ids = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
+    return MicroBatch(torch.zeros(1, dtype=torch.int64), [1], no_ids, no_ids, no_ids, *[no_values] * 4)
 
 
 def _pack(turns: list[TrainTurn]) -> MicroBatch:
@@ -129,8 +127,8 @@ def _pack(turns: list[TrainTurn]) -> MicroBatch:
     select = []
     for item in turns:
         turn = item.turn
-        first = len(ids) + len(turn.prompt_ids) - 1
-        select.append(torch.arange(first, first + len(turn.response_ids)))
+        last_of_prompt = len(ids) + len(turn.prompt_ids) - 1  # predicts the first response token
+        select.append(torch.arange(last_of_prompt, last_of_prompt + len(turn.response_ids)))
         ids += turn.prompt_ids
         ids += turn.response_ids[:-1]
         targets += turn.response_ids
@@ -139,7 +137,7 @@ def _pack(turns: list[TrainTurn]) -> MicroBatch:
     sampler_logprobs = torch.tensor(logprobs, dtype=torch.float32)
     return MicroBatch(
         ids=torch.tensor(ids),
-        seq_lens=[t.num_inputs for t in turns],
+        seq_lens=[item.num_inputs for item in turns],
         select=torch.cat(select),
         targets=torch.tensor(targets),
         turn_index=turn_index,

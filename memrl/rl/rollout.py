@@ -1,4 +1,4 @@
-"""Trajectories from the current policy, and the training turns that they become."""
+"""Sample trajectories from the current policy, and turn them into training turns."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from memrl.types import Group, Sample, Trajectory
 
 
 @dataclass
-class Collected:
-    """What one step's rollouts brought.
+class StepGroups:
+    """The groups that were sampled in one step.
 
     Attributes:
-        groups: those to train on, one per question of the step.
-        replaced: groups without signal that fresh ones stand for (dynamic sampling).
+        kept: one for each question index of the step; these are trained on.
+        replaced: groups without signal that dynamic sampling replaced.
     """
 
-    groups: list[Group]
+    kept: list[Group]
     replaced: list[Group]
 
 
@@ -38,29 +38,30 @@ def collect_step(
     *,
     seed: int,
     step: int,
-    slots: Iterable[int],
-) -> Collected:
-    """Groups for the step's questions number `slots`.
+    question_indices: Iterable[int],
+) -> StepGroups:
+    """Sample a group for each of the step's questions with the given indices, 0 to prompts_per_step - 1.
 
-    With `dynamic_rounds` a group without signal gives its place to a fresh question, again and again up to the limit (dynamic
-    sampling, DAPO, arXiv 2503.14476, section 3.2). Which question stands in at which place is a function of (seed, step, slot,
-    round), so there is no cursor to save and the number of ranks does not show.
+    With `dynamic_rounds` a group without signal is replaced by the group of another question, again and again up to that many
+    times (dynamic sampling, DAPO, arXiv 2503.14476, section 3.2). The other question is a function of (seed, step, index, round),
+    so there is no cursor to save, and the result does not depend on the number of ranks.
     """
-    held: dict[int, Group] = {}
+    kept: dict[int, Group] = {}
     replaced = []
-    wanted = list(slots)
+    flat = list(question_indices)
     for round_number in range(rl.dynamic_rounds + 1):
-        first = round_number * rl.prompts_per_step
-        samples = {first + slot: source.sample(step, slot, round_number) for slot in wanted}
+        # Each round samples under group ids of its own, because a trajectory's random numbers depend on the id.
+        offset = round_number * rl.prompts_per_step
+        samples = {offset + index: source.sample(step, index, round_number) for index in flat}
         for group in collect_groups(llm, samples, agent, rewards, group_size=rl.group_size, seed=seed, step=step):
-            group.id -= first
-            if group.id in held:
-                replaced.append(held[group.id])
-            held[group.id] = group
-        wanted = [slot for slot in wanted if not has_signal(held[slot])]
-        if not wanted:
+            group.id -= offset
+            if group.id in kept:
+                replaced.append(kept[group.id])
+            kept[group.id] = group
+        flat = [index for index in flat if not has_signal(kept[index])]
+        if not flat:
             break
-    return Collected([held[slot] for slot in sorted(held)], replaced)
+    return StepGroups([kept[index] for index in sorted(kept)], replaced)
 
 
 def collect_groups(
@@ -73,40 +74,36 @@ def collect_groups(
     seed: int,
     step: int,
 ) -> list[Group]:
-    """Let the agent read every sample `group_size` times, all at once, and score each trajectory as it ends.
+    """Run the agent `group_size` times on every sample, all concurrently, and score each trajectory as it ends.
 
-    A trajectory's randomness is a function of (seed, step, group id, rollout), so it is the same on whichever rank it runs.
+    A trajectory's random numbers are a function of (seed, step, group id, rollout index), so they are the same on any rank.
 
     Args:
         samples: by group id.
     """
 
-    async def rollout(group_id: int, sample: Sample, index: int) -> Trajectory:
+    async def rollout(group_id: int, index: int) -> Trajectory:
+        sample = samples[group_id]
         trajectory = await memory_agent(llm.session(seed, step, group_id, index), sample, agent)
         await rewards.score(trajectory, sample)
         return trajectory
 
     keys = [(group_id, index) for group_id in samples for index in range(group_size)]
-    trajectories = llm.run(
-        (rollout(group_id, samples[group_id], index) for group_id, index in keys), concurrency=max(1, len(keys))
-    )
-    by_key = dict(zip(keys, trajectories, strict=True))
-    return [
-        Group(group_id, sample, [by_key[group_id, index] for index in range(group_size)]) for group_id, sample in samples.items()
-    ]
+    trajectories = iter(llm.run((rollout(*key) for key in keys), concurrency=max(1, len(keys))))
+    return [Group(group_id, sample, [next(trajectories) for _ in range(group_size)]) for group_id, sample in samples.items()]
 
 
 def has_signal(group: Group) -> bool:
-    """Whether the rewards differ, before any shaping: if not, every advantage is zero."""
+    """Whether the rewards differ, before any penalty. Without a difference every advantage is zero."""
     return len({trajectory.reward for trajectory in group.trajectories}) > 1
 
 
 def assign_advantages(groups: list[Group], rl: RLOptions, agent: AgentConfig) -> dict[int, list[TrainTurn]]:
     """Each group's training turns, by group id; sets every trajectory's `penalty` and `advantage`.
 
-    One advantage per trajectory, from its reward less what overlong turns cost it. `rl.credit` says what part of it each turn
-    carries. Left out are groups without signal (`drop_flat_groups`, and always with dynamic sampling) and turns that their cap
-    ended (`overlong_filter`); a group that is left out has an empty list.
+    The advantage of a trajectory comes from its reward plus its overlong penalty; `rl.credit` sets the share of it on each turn.
+    Groups without signal are dropped with `drop_flat_groups` and with dynamic sampling, turns that reached their token cap with
+    `overlong_filter`. A group that is dropped has an empty list.
     """
     caps = {"memory": agent.memory_tokens, "answer": agent.answer_tokens}
     buffers = {"memory": rl.overlong_buffer_memory, "answer": rl.overlong_buffer_answer}
@@ -122,14 +119,13 @@ def assign_advantages(groups: list[Group], rl: RLOptions, agent: AgentConfig) ->
     rewards = torch.tensor([trajectory.reward + trajectory.penalty for _, trajectory in trajectories])
     group_ids = torch.tensor([group.id for group, _ in trajectories])
     advantages = group_advantages(rewards, group_ids, rl.normalize_std, rl.baseline).tolist()
-    flat = {group.id for group in groups if not has_signal(group)}
     turns: dict[int, list[TrainTurn]] = {group.id: [] for group in groups}
-    for number, ((group, trajectory), advantage) in enumerate(zip(trajectories, advantages, strict=True)):
+    for trajectory_id, ((group, trajectory), advantage) in enumerate(zip(trajectories, advantages, strict=True)):
         trajectory.advantage = advantage
-        if drop_flat and group.id in flat:
+        if drop_flat and not has_signal(group):
             continue
         shares = credit_shares(len(trajectory.turns), rl.credit)
         for turn, share in zip(trajectory.turns, shares, strict=True):
             if not (turn.kind in filtered and turn.finish_reason == "length"):
-                turns[group.id].append(TrainTurn(turn, advantage * share, group.id, number))
+                turns[group.id].append(TrainTurn(turn, advantage * share, group.id, trajectory_id))
     return turns

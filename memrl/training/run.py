@@ -1,5 +1,6 @@
-"""A training run from its settings to its report: what `train.py` calls."""
+"""A training run, from its settings to its report; called by `train.py`."""
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -14,17 +15,18 @@ from memrl.tokenizer import load_tokenizer
 from memrl.training.checkpoint import RunFolder, SaveError
 from memrl.training.console import StepTable
 from memrl.training.graceful_stop import GracefulStop
+from memrl.training.inputs import build_agent, run_inputs
 from memrl.training.miniature_report import evaluate_policy, has_report, write_report
 from memrl.training.tracking import Tracker, check_tracking
-from memrl.training.trainer import Trainer, build_agent, run_inputs
+from memrl.training.trainer import Trainer
 from memrl.utils.command_line import user_errors
 from memrl.utils.devices import set_threads
 
 
 def run(config: TrainConfig) -> int:
-    """Train as configured; returns the process's exit code.
+    """Train as configured; returns the exit code of the process.
 
-    0: done. 2: a mistake in the settings or their files. 1: something could not be written. 130, 143: stopped by SIGINT, SIGTERM.
+    0: done. 1: something could not be written. 2: an error in the settings or their files. 130, 143: stopped by SIGINT, SIGTERM.
     """
     stop = GracefulStop(f"the same command resumes from the last checkpoint in {config.run_dir}")
     set_threads(config.threads)
@@ -35,46 +37,44 @@ def run(config: TrainConfig) -> int:
     except (SaveError, OSError) as error:
         if os.environ.get("MEMRL_TRACEBACK"):
             raise
-        return _end_unwritten(error)
+        return _end_with_write_error(error)
     distributed.shutdown()
     return stop.exit_code
 
 
-def _end_unwritten(error: Exception) -> int:
-    """One line for what could not be written: from rank 0 where all ranks know, from the rank that found out otherwise."""
+def _end_with_write_error(error: Exception) -> int:
+    """Print the error in one line: on rank 0 if all ranks raised it (SaveError), otherwise on the rank where it happened."""
     if distributed.rank() == 0 or not isinstance(error, SaveError):
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
     if isinstance(error, SaveError):
         distributed.shutdown()
         return 1
-    os._exit(1)  # other ranks may be waiting in a collective that no longer comes
+    os._exit(1)  # a normal exit could wait endlessly for the other ranks, which wait for this one
 
 
 def _run(config: TrainConfig, stop: GracefulStop) -> None:
     with user_errors():
         check_tracking(config.log)
-        agent = build_agent(config)
-        # Before the folder: a mistake in the function should cost no warm start, nor bind the folder to it.
+        agent = build_agent(config.agent)
+        # Before the folder is opened: an error in the reward function must not cost a warm start nor fix the folder's settings.
         rewards = RewardPool(config.reward.function, config.reward.workers, config.reward.timeout_s)
         folder = RunFolder(config.run_dir)
-        first_step = folder.open(config, run_inputs(config, agent))
-        start = Path(config.model.path) if config.model.path else _own_start(config, folder, agent)
+        first_step = folder.open(config, run_inputs(agent, config.data.path, config.reward.function))
+        start = Path(config.model.path) if config.model.path else _warm_start(config, folder, agent)
         tokenizer = load_tokenizer(start)
         trainer = Trainer(config, folder, start, tokenizer, agent, rewards)
         trainer.resume(first_step)
     _say(f"{describe(trainer)}; writing to {folder.path}")
-    if config.report.lengths:
-        if not has_report(trainer, "before"):
-            evaluate_policy(trainer, "before", load_model(start, config.model.dtype, distributed.device()))
+    if config.report.lengths and not has_report(trainer, "before"):
+        evaluate_policy(trainer, "before", load_model(start, config.model.dtype, distributed.device()))
     if first_step:
         _say(f"resuming after step {first_step}")
-    steps = config.rl.steps
     steps_done = _train(trainer, first_step, stop)
     if stop.signal:
         _say(f"stopped after step {steps_done}; the same command resumes there")
         trainer.close()
         return
-    if not config.checkpoint.every:  # otherwise the last checkpoint's
+    if not config.checkpoint.every:  # otherwise the last checkpoint has made it
         if distributed.rank() == 0:
             trainer.export(folder.path / "model")
         distributed.barrier()
@@ -83,7 +83,7 @@ def _run(config: TrainConfig, stop: GracefulStop) -> None:
         trainer.engine.save_adapter(folder.path / "adapter", str(start))
         _say(f"its adapters alone: {folder.path / 'adapter'} (as peft reads them)")
     if config.report.lengths:
-        if first_step < steps or not has_report(trainer, "after"):
+        if first_step < config.rl.steps or not has_report(trainer, "after"):
             evaluate_policy(trainer, "after", trainer.replica)
         if distributed.rank() == 0:
             write_report(folder.path, config.data.max_chunks)
@@ -91,13 +91,10 @@ def _run(config: TrainConfig, stop: GracefulStop) -> None:
 
 
 def _train(trainer: Trainer, first_step: int, stop: GracefulStop) -> int:
-    """The steps, with their table and trackers; returns the number of steps done."""
+    """Run the steps with their table and trackers; returns the number of steps done."""
     config, is_first = trainer.config, distributed.rank() == 0
     tracker = Tracker(config.run_dir, config.log, config.to_dict(), first_step) if is_first else None
-    with (
-        open(os.devnull, "w") as nowhere,
-        StepTable(config.rl.steps, first_step, stream=None if is_first else nowhere) as table,
-    ):
+    with StepTable(config.rl.steps, first_step, stream=None if is_first else io.StringIO()) as table:
 
         def on_step(done: int, metrics: dict, seconds: dict, validation: dict | None) -> None:
             metrics = metrics | {f"validation/{name}": value for name, value in (validation or {}).items()}
@@ -110,13 +107,13 @@ def _train(trainer: Trainer, first_step: int, stop: GracefulStop) -> int:
         tracker.close()
         try:
             _say(f"learning curves: {plot_curves(config.run_dir)}")
-        except Exception as error:  # a damaged line in a log, or whatever matplotlib has against it: no picture is worth a run
+        except Exception as error:  # a damaged log line or an error in matplotlib must not end a finished run
             _say(f"no learning curves: {error}")
     return steps_done
 
 
-def _own_start(config: TrainConfig, folder: RunFolder, agent: AgentConfig) -> Path:
-    """The miniature's warm start: made once per run by rank 0, then a Hugging Face folder like any other."""
+def _warm_start(config: TrainConfig, folder: RunFolder, agent: AgentConfig) -> Path:
+    """The miniature's initial model: rank 0 trains it once per run and writes a Hugging Face folder."""
     from memrl.training.miniature_start import make_start
 
     start = folder.path / "start"

@@ -1,21 +1,18 @@
-"""The training loop: collect, compare, update, repeat.
+"""The training loop: sample, compare, update, repeat.
 
-Every rank holds a plain replica of the policy to sample with, and a part of the policy that DeepSpeed trains. A step is
+Every rank holds a plain replica of the policy to sample from, and a part of the policy that DeepSpeed trains. One step:
 
     groups     = the agent reads each of the step's samples group_size times            rl/rollout.py
     advantages = R - mean of the group, the same on all turns of a trajectory           rl/advantage.py
     epochs * updates_per_step times: gradient of the clipped loss over some groups      rl/update.py, rl/loss.py
     replica    = the new weights                                                        engine/deepspeed_engine.py
 
-and, every so often, a validation and a checkpoint (training/validation.py, training/checkpoint.py).
+and at regular intervals a validation and a checkpoint (training/validation.py, training/checkpoint.py).
 """
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -23,31 +20,30 @@ import torch
 from memrl.agents import AgentConfig
 from memrl.agents.agent_file import save_agent
 from memrl.agents.limits import longest_turn
-from memrl.agents.memory import check_question
 from memrl.config import TrainConfig
-from memrl.data.training_source import FileSource, NeedleSource, Source
+from memrl.data.training_source import FileSource
 from memrl.engine import distributed
 from memrl.engine.deepspeed_engine import Engine
-from memrl.engine.load import load_policy, load_replica
+from memrl.engine.load import load_policy
 from memrl.kernels.attention import pick_attention
 from memrl.llm import Decoding, LocalLLM
-from memrl.model import save_model
+from memrl.model import load_model, save_model
 from memrl.model.hf_config import read_config
-from memrl.prompts import load_prompts
 from memrl.rl.metrics import rollout_metrics, update_metrics
 from memrl.rl.packing import TrainTurn
 from memrl.rl.reference import make_reference
-from memrl.rl.rollout import assign_advantages, collect_step, has_signal
+from memrl.rl.rollout import assign_advantages, collect_step
 from memrl.rl.update import accumulate_gradients, add_logprobs, prepare_update, split_groups
 from memrl.sampler import Sampler
 from memrl.scoring.reward_pool import RewardPool
 from memrl.tokenizer import Tokenizer
 from memrl.training.checkpoint import RunFolder
 from memrl.training.graceful_stop import GracefulStop
+from memrl.training.inputs import check_questions, make_source
 from memrl.training.memory_plan import check_fits
+from memrl.training.rollout_log import rollout_records
 from memrl.training.validation import validate_policy, validation_samples
-from memrl.types import Group, Sample, Turn
-from memrl.utils.files import fingerprint
+from memrl.types import Sample
 
 MAX_SKIPPED = 20  # optimizer steps in a row without a finite gradient
 
@@ -66,50 +62,64 @@ class Trainer:
     ):
         """
         Args:
-            start: Hugging Face folder of the frozen start.
+            start: Hugging Face folder of the policy's initial weights.
             rewards: scores the trajectories; closed with the trainer.
 
         Raises:
-            ValueError: something cannot be read, or the agent's limits allow what would end the run later.
+            ValueError: something cannot be read, or the agent's limits allow turns that the other settings do not.
         """
         self.config, self.run, self.tokenizer, self.agent, self.rewards = config, run, tokenizer, agent, rewards
-        self.source = make_source(config)
+        self.source = make_source(config.data, config.rl.prompts_per_step, config.seed)
         training = self.source.samples if isinstance(self.source, FileSource) else ()
-        self.validation_samples = validation_samples(config, training) if config.validation.every else []
-        check_limits(config, agent, tokenizer, self.source, self.validation_samples)
-        device = distributed.device()
+        self.validation_samples: list[Sample] = []
+        if config.validation.every:
+            self.validation_samples = validation_samples(config.validation, config.data, config.seed, training)
+        self._check_inputs(training, start)
+        self._load_models(start)
+        self.llm = self._make_llm(Decoding(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k))
+        self._skipped_in_a_row = 0
+
+    def _check_inputs(self, training: Sequence[Sample], start: Path) -> None:
+        """Raise ValueError now for what would otherwise end the run at its first long question or document."""
+        config, device = self.config, distributed.device()
+        check_questions(config.validation.path, self.validation_samples, self.tokenizer, self.agent)
+        check_questions(config.data.path, training, self.tokenizer, self.agent)
+        self._check_longest_turn(config.rl.micro_batch_tokens, "rl.micro_batch_tokens is")
         if device.type == "cuda":
             memory = torch.cuda.get_device_properties(device).total_memory
             check_fits(config, read_config(start), distributed.world_size(), memory)
-        self.replica = load_replica(start, config, device)
-        policy = load_policy(start, config, device)
-        total_updates = config.rl.steps * config.rl.updates_per_step * config.rl.epochs
-        self.engine = Engine(policy, config.optim, config.engine, total_updates)
-        self.reference = make_reference(config, start, self.replica, self.engine, device)
-        rollout = config.rollout
+
+    def _check_longest_turn(self, limit: int, setting: str) -> None:
+        if (longest := longest_turn(self.tokenizer, self.agent)) > limit:
+            raise ValueError(
+                f"the agent's limits allow turns of {longest} tokens, and {setting} {limit}; raise it, or lower the limits"
+            )
+
+    def _load_models(self, start: Path) -> None:
+        """Make the replica, the engine with the policy, the reference and the sampler."""
+        config, device = self.config, distributed.device()
+        rl, rollout = config.rl, config.rollout
+        self.replica = load_model(start, config.model.dtype, device).requires_grad_(False)
+        policy = load_policy(start, config.model, config.optim, config.engine, config.seed, device)
+        self.engine = Engine(policy, config.optim, config.engine, rl.steps * rl.updates_per_step * rl.epochs)
+        self.reference = make_reference(rl, config.model, start, self.replica, self.engine, device)
         self.attention, self.attention_reason = pick_attention(config.model.attention, device, self.replica.dtype)
         self.sampler = Sampler(
             self.replica,
-            tokenizer,
+            self.tokenizer,
             max_rows=rollout.max_rows,
             max_step_tokens=rollout.max_step_tokens or None,
             cache_gib=rollout.cache_gib,
             share_prefixes=rollout.share_prefixes,
             attention=self.attention,
         )
-        if (longest := longest_turn(tokenizer, agent)) > self.sampler.cache_tokens:
-            raise ValueError(
-                f"the agent's limits allow turns of {longest} tokens, and rollout.cache_gib has room for "
-                f"{self.sampler.cache_tokens}; raise it, or lower the limits"
-            )
-        self.llm = self._llm(Decoding(rollout.temperature, rollout.top_p, rollout.top_k))
-        self._skipped_in_a_row = 0
+        self._check_longest_turn(self.sampler.cache_tokens, "rollout.cache_gib has room for")
 
-    def _llm(self, decoding: Decoding) -> LocalLLM:
+    def _make_llm(self, decoding: Decoding) -> LocalLLM:
         return LocalLLM(self.sampler, self.tokenizer, decoding, self.agent.prompts.system)
 
     def resume(self, first_step: int) -> None:
-        """Take up what was saved after `first_step` steps; nothing for step 0."""
+        """Load what was saved after `first_step` steps; nothing for step 0."""
         if first_step:
             self.run.load(self.engine, first_step)
             self.engine.copy_weights_to(self.replica)
@@ -117,11 +127,11 @@ class Trainer:
             self.run.truncate_logs(first_step or -1)  # a validation before the first step is logged as step 0
 
     def train(self, first_step: int, on_step: OnStep, stop: GracefulStop) -> int:
-        """Run the steps after `first_step`, validating and saving as configured.
+        """Run the steps after `first_step`, with the validations and checkpoints of the settings.
 
         Args:
             on_step: called after each step with the number of steps done, its metrics, its seconds and its validation or None.
-            stop: asked after each step; a run that is to stop saves what it has.
+            stop: checked after each step; if a stop was requested, the run saves a checkpoint and returns.
 
         Returns:
             The number of steps done.
@@ -130,34 +140,34 @@ class Trainer:
         if validate_every and first_step == 0:
             on_step(0, {}, {}, self.validate(0))
         for step in range(first_step, steps):
-            done, ends = step + 1, step + 1 == steps
+            done, is_last = step + 1, step + 1 == steps
             stop.begin_step(done)
             metrics, seconds = self.step(step)
-            validation = self.validate(done) if validate_every and (done % validate_every == 0 or ends) else None
+            validation = self.validate(done) if validate_every and (done % validate_every == 0 or is_last) else None
             stopping = stop.agreed()
             on_step(done, metrics, seconds, validation)
-            # A run without checkpoints that was stopped once has one all the same; its end must not be older than that.
-            if (every and (done % every == 0 or ends)) or stopping or (ends and first_step):
+            # Also without checkpoint.every, a run that was stopped has a checkpoint; its last step must not leave an older one.
+            if (every and (done % every == 0 or is_last)) or stopping or (is_last and first_step):
                 self.run.save(self.engine, done, self.config.checkpoint.keep_last, self.export)
-                stopping = stop.agreed()  # also what was asked while saving
+                stopping = stop.agreed()  # includes a request that came while saving
             if stopping:
                 return done
         stop.end()
         return steps
 
     def step(self, step: int) -> tuple[dict[str, float], dict[str, float]]:
-        """One batch of rollouts and its optimizer steps; logs and returns the step's metrics and seconds."""
+        """Sample one batch and run its optimizer steps; logs and returns the step's metrics and seconds."""
         rl = self.config.rl
         started = time.perf_counter()
-        slots = range(distributed.rank(), rl.prompts_per_step, distributed.world_size())
-        collected = collect_step(
-            self.llm, self.source, self.agent, self.rewards, rl, seed=self.config.seed, step=step, slots=slots
+        indices = range(distributed.rank(), rl.prompts_per_step, distributed.world_size())
+        groups = collect_step(
+            self.llm, self.source, self.agent, self.rewards, rl, seed=self.config.seed, step=step, question_indices=indices
         )
-        self.sampler.release()  # the update wants the memory now, and what is cached will not hold after it
+        self.sampler.release()  # the update needs the memory, and the cached keys and values belong to the old weights
         sampled = time.perf_counter()
-        updates = self._update(assign_advantages(collected.groups, rl, self.agent))
+        updates = self._update(assign_advantages(groups.kept, rl, self.agent))
         self.engine.copy_weights_to(self.replica)
-        metrics = {"step": step + 1} | rollout_metrics(collected) | update_metrics(updates)
+        metrics = {"step": step + 1} | rollout_metrics(groups) | update_metrics(updates)
         finished = time.perf_counter()
         tokens = metrics["rollout/response_tokens"] * metrics["rollout/turns"]
         seconds = {
@@ -169,7 +179,8 @@ class Trainer:
         if distributed.rank() == 0:
             self.run.log("metrics.jsonl", metrics)
             self.run.log("timing.jsonl", {"step": step + 1} | seconds)
-            self._log_rollouts(step + 1, collected.groups)
+            for record in rollout_records(step + 1, groups.kept, self.config.log.rollouts, self.tokenizer):
+                self.run.log("rollouts.jsonl", record)
         return metrics, seconds
 
     def _update(self, turns: dict[int, list[TrainTurn]]) -> list[dict[str, float]]:
@@ -183,13 +194,22 @@ class Trainer:
             metrics = accumulate_gradients(self.engine, update, rl, temperature, self.attention)
             grad_norm, lr = self.engine.step()
             records.append(metrics | {"grad_norm": grad_norm, "lr": lr})
-            self._watch(grad_norm)
+            self._check_gradient(grad_norm)
         return records
 
+    def _check_gradient(self, grad_norm: float) -> None:
+        """End a run that no longer learns: DeepSpeed silently skips a step whose gradient is not finite."""
+        self._skipped_in_a_row = 0 if math.isfinite(grad_norm) else self._skipped_in_a_row + 1
+        if self._skipped_in_a_row == MAX_SKIPPED:
+            raise RuntimeError(
+                f"the gradient was not finite in {MAX_SKIPPED} optimizer steps in a row; lower optim.lr and start again, or "
+                f"resume from an earlier checkpoint in {self.run.checkpoints}"
+            )
+
     def validate(self, step: int) -> dict[str, float]:
-        """Read the validation's documents with the present weights, log the scores and keep the best policy. Collective."""
+        """Validate the current weights, log the scores and keep the best policy. Collective."""
         options = self.config.validation
-        llm = self._llm(Decoding(options.temperature, options.top_p))
+        llm = self._make_llm(Decoding(options.temperature, options.top_p))
         record = validate_policy(
             llm, self.validation_samples, self.agent, self.rewards, repeats=options.repeats, seed=self.config.seed
         )
@@ -202,97 +222,10 @@ class Trainer:
             self.run.keep_best(step, record["reward"], self.export)
         return record
 
-    def _watch(self, grad_norm: float) -> None:
-        """End a run that no longer learns: DeepSpeed leaves a step with a gradient that is not finite out, without a word."""
-        self._skipped_in_a_row = 0 if math.isfinite(grad_norm) else self._skipped_in_a_row + 1
-        if self._skipped_in_a_row == MAX_SKIPPED:
-            raise RuntimeError(
-                f"the gradient was not finite in {MAX_SKIPPED} optimizer steps in a row; lower optim.lr and start anew, or "
-                f"resume from an earlier checkpoint in {self.run.checkpoints}"
-            )
-
-    def _log_rollouts(self, step: int, groups: list[Group]) -> None:
-        """Of the first group with signal, the best and the worst in turn: side by side they show what made the difference."""
-        group = next(filter(has_signal, groups), groups[0])
-        ranked = sorted(range(len(group.trajectories)), key=lambda index: -group.trajectories[index].reward)
-        for place in range(min(self.config.log.rollouts, len(ranked))):
-            index = ranked[place // 2] if place % 2 == 0 else ranked[-1 - place // 2]
-            trajectory = group.trajectories[index]
-            record = {
-                "step": step,
-                "sample": group.sample.id,
-                "question": group.sample.question,
-                "answers": list(group.sample.answers),
-                "match": group.sample.match,
-                "group": group.id,
-                "rollout": index,
-                "reward": trajectory.reward,
-                "penalty": trajectory.penalty,
-                "advantage": trajectory.advantage,
-                "scores": trajectory.scores,
-                "error": trajectory.error,
-                "group_rewards": [t.reward for t in group.trajectories],
-                "turns": [self._turn_record(turn) for turn in trajectory.turns],
-            }
-            self.run.log("rollouts.jsonl", record)
-
-    def _turn_record(self, turn: Turn) -> dict:
-        return {
-            "kind": turn.kind,
-            "prompt": self.tokenizer.decode(turn.prompt_ids),
-            "response": turn.text,
-            "prompt_tokens": len(turn.prompt_ids),
-            "response_tokens": len(turn.response_ids),
-            "finish_reason": turn.finish_reason,
-        }
-
     def export(self, folder: Path) -> None:
-        """Write a Hugging Face folder of the current weights (the replica's) that carries the agent's settings; rank 0 alone."""
+        """Write a Hugging Face folder of the current weights with the agent's settings; call it on rank 0 only."""
         save_model(self.replica, folder, self.tokenizer, finish=lambda new: save_agent(self.agent, new))
 
     def close(self) -> None:
         self.rewards.close()
         self.engine.close()
-
-
-def check_limits(
-    config: TrainConfig, agent: AgentConfig, tokenizer: Tokenizer, source: Source, validation: Sequence[Sample]
-) -> None:
-    """Refuse now what would otherwise end the run at its first long question or document; raises ValueError."""
-    asked = [(config.validation.path, sample.id, sample.question) for sample in validation]
-    if isinstance(source, FileSource):
-        samples = source.samples
-        asked += [(config.data.path, *pair) for pair in zip(samples.ids, samples.questions, strict=True)]
-    for path, sample_id, question in asked:
-        try:
-            check_question(tokenizer.encode(question.strip()), agent)
-        except ValueError as error:
-            raise ValueError(f"{path}: sample {sample_id}: {error}") from error
-    longest, limit = longest_turn(tokenizer, agent), config.rl.micro_batch_tokens
-    if longest > limit:
-        raise ValueError(
-            f"the agent's limits allow turns of {longest} tokens, and rl.micro_batch_tokens is {limit}; raise it, or lower "
-            "the limits"
-        )
-
-
-def make_source(config: TrainConfig) -> Source:
-    if config.data.path is None:
-        return NeedleSource(config.data, config.seed)
-    return FileSource(config.data.path, config.rl.prompts_per_step, config.data.shuffle, config.seed)
-
-
-def run_inputs(config: TrainConfig, agent: AgentConfig) -> dict[str, str]:
-    """Fingerprints of what a run reads besides its settings."""
-    words = json.dumps(asdict(agent.prompts), sort_keys=True)
-    inputs = {"prompts": hashlib.sha256(words.encode()).hexdigest()[:16]}
-    if config.data.path is not None:
-        inputs["data"] = fingerprint([config.data.path])
-    if config.reward.function is not None:
-        inputs["reward"] = fingerprint([config.reward.function.rpartition(":")[0]])
-    return inputs
-
-
-def build_agent(config: TrainConfig) -> AgentConfig:
-    options = asdict(config.agent)
-    return AgentConfig(load_prompts(options.pop("prompts")), **options)

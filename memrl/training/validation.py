@@ -1,46 +1,46 @@
-"""Validation during training: the same agent, other documents."""
+"""Validation during training: the same agent on documents that are not trained on."""
 
 import math
 import time
 from collections.abc import Sequence
+from itertools import islice
 
 from memrl.agents import AgentConfig, memory_agent
-from memrl.config import TrainConfig
+from memrl.config import DataOptions, ValidationOptions
 from memrl.data import load_samples
 from memrl.data.needle import make_sample
 from memrl.engine import distributed
 from memrl.llm import LocalLLM
-from memrl.rl.metrics import sum_by_name
+from memrl.rl.metrics import means_over_ranks, truncated
 from memrl.scoring.reward_pool import RewardPool
 from memrl.types import Sample, Trajectory
 from memrl.utils.seeds import row_seed
 
-STREAM = 7_000_003  # documents and draws of validation, training and the report never coincide
+STREAM = 7_000_003  # keeps documents and random numbers of validation apart from those of training and of the report
 
 
-def validation_samples(config: TrainConfig, training: Sequence[Sample] = ()) -> list[Sample]:
-    """The questions that every validation of a run asks; raises ValueError where the file cannot be read.
+def validation_samples(options: ValidationOptions, data: DataOptions, seed: int, training: Sequence[Sample] = ()) -> list[Sample]:
+    """The questions of every validation of a run; raises ValueError if the file cannot be read.
 
     Args:
-        training: the samples of data.path, which are taken where validation.path is the same file: it need not be checked twice.
+        training: the samples of data.path; if validation.path is the same file, they are used instead of reading it again.
     """
-    options = config.validation
-    if options.path is not None:
-        samples = training if training and options.path == config.data.path else load_samples(options.path)
-        return samples[: options.samples]
-    return [make_sample(config.data.max_chunks, row_seed(STREAM, config.seed, i)) for i in range(options.samples)]
+    if options.path is None:
+        return [make_sample(data.max_chunks, row_seed(STREAM, seed, i)) for i in range(options.samples)]
+    samples = training if training and options.path == data.path else load_samples(options.path)
+    return list(islice(samples, options.samples))
 
 
 def validate_policy(
     llm: LocalLLM, samples: list[Sample], agent: AgentConfig, rewards: RewardPool, *, repeats: int, seed: int
 ) -> dict[str, float]:
-    """Let the agent read every sample `repeats` times. Collective: ranks take every world-size-th reading.
+    """Run the agent `repeats` times on every sample; each rank takes every world-size-th sample. Collective.
 
-    The draws are the same at every validation, so that two of them differ by the weights alone.
+    The random numbers are the same in every validation, so that two validations differ by the weights alone.
 
     Returns:
-        "reward", "strict" and "lenient", means over the readings; "reward_best", the mean over samples of their best reading;
-        "n", the readings; "truncated", the part of the turns that their cap ended; "seconds".
+        "reward", "strict" and "lenient": means over the readings; "reward_best": the mean over samples of their best reading;
+        "n": the number of readings; "truncated": the fraction of turns that reached their token cap; "seconds".
     """
     started = time.perf_counter()
 
@@ -49,30 +49,22 @@ def validate_policy(
         await rewards.score(trajectory, samples[index])
         return trajectory
 
-    keys = [(index, repeat) for index in range(len(samples)) for repeat in range(repeats)]
-    # Whole samples stay on one rank, for the best of their readings.
-    mine = [key for key in keys if key[0] % distributed.world_size() == distributed.rank()]
-    trajectories = llm.run(read(*key) for key in mine)
+    # All readings of a sample are on one rank, which finds the best of them.
+    indices = range(distributed.rank(), len(samples), distributed.world_size())
+    keys = [(index, repeat) for index in indices for repeat in range(repeats)]
+    trajectories = llm.run(read(*key) for key in keys)
     best: dict[int, float] = {}
-    for (index, _), trajectory in zip(mine, trajectories, strict=True):
+    for (index, _), trajectory in zip(keys, trajectories, strict=True):
         best[index] = max(best.get(index, -math.inf), trajectory.reward)
-    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    total = sum_by_name(
+    count = len(trajectories)
+    means = means_over_ranks(
         {
-            "reward": sum(t.reward for t in trajectories),
-            "strict": sum(t.scores["strict"] for t in trajectories),
-            "lenient": sum(t.scores["lenient"] for t in trajectories),
-            "best": sum(best.values()),
-            "truncated": sum(turn.finish_reason == "length" for turn in turns),
-            "turns": len(turns),
+            "reward": (sum(t.reward for t in trajectories), count),
+            "strict": (sum(t.scores["strict"] for t in trajectories), count),
+            "lenient": (sum(t.scores["lenient"] for t in trajectories), count),
+            "reward_best": (sum(best.values()), len(best)),
+            "n": (count, None),
+            "truncated": truncated([turn for trajectory in trajectories for turn in trajectory.turns]),
         }
     )
-    return {
-        "reward": total["reward"] / len(keys),
-        "strict": total["strict"] / len(keys),
-        "lenient": total["lenient"] / len(keys),
-        "reward_best": total["best"] / len(samples),
-        "n": len(keys),
-        "truncated": total["truncated"] / max(1.0, total["turns"]),
-        "seconds": time.perf_counter() - started,
-    }
+    return means | {"seconds": time.perf_counter() - started}

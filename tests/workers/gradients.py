@@ -1,6 +1,6 @@
-"""Run by tests/test_distributed.py on 1, 2 and 3 ranks: the gradients of one fixed ragged batch under several losses.
+"""Run by tests/test_distributed.py on 1 and 3 ranks, and by two_ranks.py: gradients of one fixed ragged batch, several losses.
 
-[torchrun --nproc_per_node 2] gradients.py OUT.pt MICRO_BATCH_TOKENS PERSISTENCE_THRESHOLD ORDER
+[torchrun --nproc_per_node 3] gradients.py OUT.pt MICRO_BATCH_TOKENS PERSISTENCE_THRESHOLD ORDER
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from memrl.model.loader import from_scratch
 from memrl.rl.packing import TrainTurn
 from memrl.rl.update import accumulate_gradients, add_logprobs, prepare_update
 from memrl.types import Turn
+from tests.workers.launch import full_gradients
 
 engine.SUB_GROUP = 2000  # several of them, as large models have
 
@@ -67,9 +68,8 @@ class FrozenStart:
         return self.model(batch.ids, context, batch.select, batch.targets, temperature)[0]
 
 
-def main(out: str, micro_batch_tokens: int, persistence_threshold: int, order: int) -> None:
-    torch.set_num_threads(1)
-    distributed.init()
+def gradients_of_cases(micro_batch_tokens: int, persistence_threshold: int, order: int) -> dict:
+    """Metrics and whole gradients by the names of CASES. Collective over ranks."""
     options = EngineOptions(persistence_threshold=persistence_threshold)
     engine = Engine(from_scratch(CONFIG, seed=0).train(), OPTIM, options, total_updates=10)
     mine = [turn for turn in make_turns() if turn.group_id % distributed.world_size() == distributed.rank()]
@@ -80,9 +80,17 @@ def main(out: str, micro_batch_tokens: int, persistence_threshold: int, order: i
         update = prepare_update(mine, rl)
         add_logprobs([update], engine, FrozenStart() if rl.kl_coef else None, rl, 1.0)
         metrics = accumulate_gradients(engine, update, rl, 1.0)
-        gradients = engine.gradients()
+        gradients = full_gradients(engine)
         grad_norm, _ = engine.step()
         results[name] = {"metrics": metrics, "gradients": gradients, "grad_norm": grad_norm}
+    engine.close()
+    return results
+
+
+def main(out: str, *arguments: int) -> None:
+    torch.set_num_threads(1)
+    distributed.init("cpu")
+    results = gradients_of_cases(*arguments)
     if distributed.rank() == 0:
         torch.save(results, out)
     distributed.shutdown()

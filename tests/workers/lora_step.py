@@ -15,12 +15,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from memrl.config import EngineOptions, ModelOptions, OptimOptions, RLOptions, TrainConfig
 from memrl.engine import distributed
 from memrl.engine.deepspeed_engine import Engine
-from memrl.engine.load import load_policy, load_replica
-from memrl.model import PackedContext
+from memrl.engine.load import load_policy
+from memrl.model import PackedContext, load_model
 from memrl.model.lora import LoraLinear
 from memrl.rl.packing import MicroBatch, TrainTurn, empty_micro_batch, pack_turns
 from memrl.rl.reference import make_reference
 from memrl.types import Turn
+from tests.workers.launch import full_gradients
 
 CONFIG = TrainConfig(
     model=ModelOptions(lora_rank=4, lora_alpha=8.0),
@@ -64,11 +65,11 @@ def main(out: str, folder: str, adapter_folder: str) -> None:
     torch.set_num_threads(1)
     distributed.init("cpu")
     rank, ranks = distributed.rank(), distributed.world_size()
-    policy = load_policy(folder, CONFIG, "cpu")
+    policy = load_policy(folder, CONFIG.model, CONFIG.optim, CONFIG.engine, CONFIG.seed, "cpu")
     fill_adapters(policy)
     engine = Engine(policy, CONFIG.optim, CONFIG.engine, total_updates=10)
-    replica = load_replica(folder, CONFIG, "cpu")
-    reference = make_reference(CONFIG, Path(folder), replica, engine, "cpu")
+    replica = load_model(folder).requires_grad_(False)
+    reference = make_reference(CONFIG.rl, CONFIG.model, Path(folder), replica, engine, "cpu")
     batches = make_batches()
     num_tokens = sum(batch.num_tokens for batch in batches)
     mine = batches[rank::ranks]
@@ -81,7 +82,7 @@ def main(out: str, folder: str, adapter_folder: str) -> None:
             # Between the policy's forward and backward pass, the hardest place: layers are recomputed after it.
             references.append(reference.logprobs(batch, context, TEMPERATURE))
             engine.backward(loss_of(logprobs, references[-1], batch, num_tokens), is_last=index == len(mine) - 1)
-    gradients = engine.gradients()
+    gradients = full_gradients(engine)
     grad_norm, _ = engine.step()
     engine.copy_weights_to(replica)
     engine.save_adapter(Path(adapter_folder), base=folder)

@@ -1,16 +1,8 @@
-"""Run by tests/test_engine.py on 2 ranks: policies that are loaded in parts, against the same ones loaded whole.
-
-torchrun --nproc_per_node 2 partitioned_start.py OUT.pt MODEL_FOLDER [MODEL_FOLDER ...]
-"""
-
-import sys
-from pathlib import Path
+"""Called by two_ranks.py: policies that are loaded in parts, compared with the same ones loaded whole."""
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from memrl.config import EngineOptions, OptimOptions, TrainConfig
+from memrl.config import EngineOptions, ModelOptions, OptimOptions
 from memrl.engine import deepspeed_engine as engine
 from memrl.engine import distributed
 from memrl.engine.deepspeed_engine import Engine
@@ -50,30 +42,22 @@ def masters(engine: Engine) -> dict[str, torch.Tensor]:
 
 
 def compare(folder: str) -> dict:
-    config = TrainConfig(optim=OptimOptions(lr=1e-2, warmup_updates=1), engine=EngineOptions(persistence_threshold=0))
-    policy = load_policy(folder, config, "cpu")
+    optim, options = OptimOptions(lr=1e-2, warmup_updates=1), EngineOptions(persistence_threshold=0)
+    policy = load_policy(folder, ModelOptions(), optim, options, 0, "cpu")
     result = {"held": held_here(policy), "checkpoint_layers": policy.checkpoint_layers, "training": policy.training}
-    engine = Engine(policy, config.optim, config.engine, total_updates=10)
+    engine = Engine(policy, optim, options, total_updates=10)
     result |= {"start": whole_weights(engine), "masters": masters(engine), "norms": train(engine), "end": whole_weights(engine)}
     result["sub_groups"] = len(engine.engine.optimizer.fp32_partitioned_groups_flat)
     engine.close()
     whole = load_model(folder).train()
     whole.checkpoint_layers = True
-    engine = Engine(whole, config.optim, config.engine, total_updates=10)
+    engine = Engine(whole, optim, options, total_updates=10)
     result |= {"norms_whole": train(engine), "end_whole": whole_weights(engine)}
     engine.close()
     return result
 
 
-def main(out: str, folders: list[str]) -> None:
-    torch.set_num_threads(1)
-    distributed.init("cpu")
+def compare_all(folders: list[str]) -> dict:
+    """The results of each model on this rank, and what each rank held. Collective over ranks."""
     results = [compare(folder) for folder in folders]
-    held = distributed.gather_lists([[result["held"] for result in results]])
-    if distributed.rank() == 0:
-        torch.save({"results": results, "held": held}, out)
-    distributed.shutdown()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    return {"results": results, "held": distributed.gather_lists([[result["held"] for result in results]])}

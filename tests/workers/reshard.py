@@ -1,6 +1,6 @@
-"""Run by tests/test_reshard.py: train a small odd-sized model under ZeRO and save it, or take a saved one up on other ranks.
+"""Run by tests/test_reshard.py: train small odd-sized models under ZeRO and save them, or load saved ones on other ranks.
 
-[torchrun --nproc_per_node N] reshard.py save|load FOLDER OUT.pt ZERO_STAGE DTYPE [--early]
+[torchrun --nproc_per_node N] reshard.py OUT.pt save|load FOLDER CASE [CASE ...], each ZERO_STAGE-DTYPE-late|early-...
 """
 
 import sys
@@ -60,9 +60,7 @@ def whole_state(engine: Engine) -> dict[str, Tensor]:
     return state
 
 
-def main(mode: str, folder: str, out: str, stage: str, dtype: str, early: bool) -> None:
-    torch.set_num_threads(1)
-    distributed.init()
+def run_case(mode: str, folder: Path, stage: str, dtype: str, early: bool) -> dict:
     options = EngineOptions(zero_stage=int(stage), persistence_threshold=6)
     model = Odd(getattr(torch, dtype))
     if mode == "load":
@@ -74,18 +72,29 @@ def main(mode: str, folder: str, out: str, stage: str, dtype: str, early: bool) 
     if mode == "save":
         for index in range(0 if early else STEPS):
             step(engine, index)
-        engine.save(Path(folder))
+        engine.save(folder)
     else:
-        result["words"] = load_resharded(engine, Path(folder))
+        result["words"] = load_resharded(engine, folder)
     if not early:
         result["state"] = whole_state(engine)
         result["adam_step"] = [float(state["step"]) for state in engine.engine.optimizer.optimizer.state.values()]
     result["steps"] = [step(engine, STEPS + index) for index in range(3)]
     result["after"] = whole_state(engine)
+    engine.close()
+    return result
+
+
+def main(out: str, mode: str, folder: str, cases: list[str]) -> None:
+    torch.set_num_threads(1)
+    distributed.init("cpu")
+    results = {}
+    for case in cases:
+        stage, dtype, when, *_ = case.split("-")
+        results[case] = run_case(mode, Path(folder) / case, stage, dtype, when == "early")
     if distributed.rank() == 0:
-        torch.save(result, out)
+        torch.save(results, out)
     distributed.shutdown()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:6], early="--early" in sys.argv)
+    main(*sys.argv[1:4], sys.argv[4:])

@@ -1,0 +1,59 @@
+"""The files that a run reads besides its settings: prompts and questions; checks and fingerprints of them."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from memrl.agents import AgentConfig
+from memrl.agents.memory import check_question
+from memrl.config import AgentOptions, DataOptions
+from memrl.data import Samples
+from memrl.data.training_source import FileSource, NeedleSource, Source
+from memrl.prompts import load_prompts
+from memrl.tokenizer import Tokenizer
+from memrl.types import Sample
+from memrl.utils.files import fingerprint
+
+
+def build_agent(options: AgentOptions) -> AgentConfig:
+    limits = asdict(options)
+    return AgentConfig(load_prompts(limits.pop("prompts")), **limits)
+
+
+def make_source(data: DataOptions, prompts_per_step: int, seed: int) -> Source:
+    """The questions to train on: a file's, or generated ones for the miniature."""
+    if data.path is None:
+        return NeedleSource(data, seed)
+    return FileSource(data.path, prompts_per_step, data.shuffle, seed)
+
+
+def check_questions(path: str | None, samples: Sequence[Sample], tokenizer: Tokenizer, agent: AgentConfig) -> None:
+    """Check the lengths of all questions before the run, because a question that is too long would end it later.
+
+    Args:
+        path: of the file that the samples come from, for the message.
+
+    Raises:
+        ValueError: a question is empty or longer than agent.question_tokens; names the file and the sample.
+    """
+    if isinstance(samples, Samples):  # a file: its documents need not be read
+        questions = zip(samples.ids, samples.questions, strict=True)
+    else:
+        questions = ((sample.id, sample.question) for sample in samples)
+    for sample_id, question in questions:
+        try:
+            check_question(tokenizer.encode(question.strip()), agent)
+        except ValueError as error:
+            raise ValueError(f"{path}: sample {sample_id}: {error}") from error
+
+
+def run_inputs(agent: AgentConfig, data_path: str | None, reward_function: str | None) -> dict[str, str]:
+    """Fingerprints of the run's prompts and files, by name; a run is resumed only with the same ones."""
+    prompts = json.dumps(asdict(agent.prompts), sort_keys=True)
+    inputs = {"prompts": hashlib.sha256(prompts.encode()).hexdigest()[:16]}
+    if data_path is not None:
+        inputs["data"] = fingerprint([data_path])
+    if reward_function is not None:
+        inputs["reward"] = fingerprint([reward_function.rpartition(":")[0]])
+    return inputs

@@ -1,0 +1,42 @@
+"""The records of rollouts.jsonl: sample trajectories of a step with all their texts."""
+
+from collections.abc import Iterator
+
+from memrl.rl.rollout import has_signal
+from memrl.tokenizer import Tokenizer
+from memrl.types import Group, Turn
+
+
+def rollout_records(step: int, groups: list[Group], count: int, tokenizer: Tokenizer) -> Iterator[dict]:
+    """Up to `count` trajectories of the first group with signal: the best, the worst, the second best, and so on.
+
+    Best and worst side by side show what made the difference.
+    """
+    group = next(filter(has_signal, groups), groups[0])
+    ranked = sorted(range(len(group.trajectories)), key=lambda index: -group.trajectories[index].reward)
+    for place in range(min(count, len(ranked))):
+        index = ranked[place // 2] if place % 2 == 0 else ranked[-1 - place // 2]
+        trajectory = group.trajectories[index]
+        yield {
+            "step": step,
+            "sample": group.sample.id,
+            "question": group.sample.question,
+            "answers": list(group.sample.answers),
+            "match": group.sample.match,
+            "group": group.id,
+            "rollout": index,
+            **{name: getattr(trajectory, name) for name in ("reward", "penalty", "advantage", "scores", "error")},
+            "group_rewards": [t.reward for t in group.trajectories],
+            "turns": [_turn_record(turn, tokenizer) for turn in trajectory.turns],
+        }
+
+
+def _turn_record(turn: Turn, tokenizer: Tokenizer) -> dict:
+    return {
+        "kind": turn.kind,
+        "prompt": tokenizer.decode(turn.prompt_ids),
+        "response": turn.text,
+        "prompt_tokens": len(turn.prompt_ids),
+        "response_tokens": len(turn.response_ids),
+        "finish_reason": turn.finish_reason,
+    }
