@@ -1,6 +1,7 @@
-"""Classify failed requests: retry or not, how long to wait, and a message in one line."""
+"""Describe failed requests: whether and when to retry, and a message in one line."""
 
 import asyncio
+import json
 import os
 import re
 from datetime import datetime, timezone
@@ -13,8 +14,23 @@ LONGEST_BACKOFF_S = 60.0
 CAUGHT = (APIError, asyncio.TimeoutError, ValueError)
 
 
-class NoCompletionError(ValueError):
-    """An HTTP answer with a success status that is not a completion."""
+class EndpointError(ConnectionError):
+    """A failed request, described in one line.
+
+    Attributes:
+        status: of the HTTP answer; None without a readable one.
+    """
+
+    def __init__(self, message: str, status: int | None = None):
+        super().__init__(message)
+        self.status = status
+
+
+class EndpointDown(BaseException):
+    """The server cannot be reached any more, so the run ends.
+
+    Not an Exception, so that code that records a document's errors does not catch it.
+    """
 
 
 def backoff(attempt: int, first_wait: float, seed: int) -> float:
@@ -37,23 +53,6 @@ def retry_after(error: Exception) -> float:
     return max(0.0, (date.replace(tzinfo=date.tzinfo or timezone.utc) - datetime.now(timezone.utc)).total_seconds())
 
 
-def is_temporary(error: Exception) -> bool:
-    """Whether the same request may succeed later."""
-    status = getattr(error, "status_code", None)
-    return status is None or status in (408, 409, 429) or status >= 500
-
-
-def is_unreachable(error: Exception) -> bool:
-    """Whether no connection was made."""
-    # By name: which HTTP library these classes belong to depends on the release of openai.
-    return type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout")
-
-
-def names_parameter(error: Exception, name: str) -> bool:
-    """Whether a request was refused because of this parameter."""
-    return getattr(error, "param", None) == name or bool(re.search(rf"(?<![A-Za-z_]){name}(?![A-Za-z_])", str(error)))
-
-
 def describe(error: Exception, timeout: float) -> str:
     """The reason of a failure in one line: the server's own message if there is one."""
     if isinstance(error, APIStatusError):
@@ -61,9 +60,7 @@ def describe(error: Exception, timeout: float) -> str:
         if not isinstance(message, str) or not message.strip():
             message = error.response.text or str(error)
         return f"HTTP {error.status_code}: {_one_line(message)}"
-    if isinstance(error, NoCompletionError):
-        return str(error)
-    if isinstance(error, ValueError):
+    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
         return "the answer is not JSON"
     if isinstance(error, (asyncio.TimeoutError, APITimeoutError)):
         return f"no answer within {timeout:g} s"
