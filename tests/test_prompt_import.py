@@ -203,7 +203,7 @@ MISTAKES = {
     "no template": ({"recurrent/impls/memory.py": "x = 1"}, "memory turn"),
     "no files": ({"README.md": "hello"}, "no Python file there holds"),
     "no answer": ({"quickstart.py": EVALUATION.replace(SENTENCE, "{prompt}")}, "answer turn"),
-    "no phrase": ({"quickstart.py": EVALUATION.replace("NO_MEMORY", "START")}, "memory before anything was read"),
+    "no phrase": ({"quickstart.py": EVALUATION.replace("NO_MEMORY", "START")}, "empty memory"),
     "an unknown slot": ({"quickstart.py": EVALUATION.replace("<m>", "{recalled}")}, "memory turn"),
     "a slot twice": ({"quickstart.py": EVALUATION.replace("<m>", "{memory}")}, "memory turn"),
     "a slot with a format": ({"quickstart.py": EVALUATION.replace("{chunk}", "{chunk:>9}")}, "memory turn"),
