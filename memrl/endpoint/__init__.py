@@ -46,11 +46,7 @@ LONGEST_WAIT_S = 300.0  # a request with a longer Retry-After fails at once
 
 
 class RemoteLLM:
-    """The `LLM` interface on a server.
-
-    Attributes:
-        usage: `prompt_tokens` and `completion_tokens` of all answers so far, as the server counts them.
-    """
+    """The `LLM` interface on a server; `usage` sums the prompt_tokens and completion_tokens that the server counts."""
 
     def __init__(
         self,
@@ -65,7 +61,7 @@ class RemoteLLM:
         tries: int = 8,
         first_wait: float = 1.0,
     ):
-        """The key is read from OPENAI_API_KEY; local servers accept any.
+        """The key is read from OPENAI_API_KEY; local servers accept any. A ValueError names an argument that cannot be used.
 
         Args:
             base_url: the part before /chat/completions. Without a path, /v1 is added; a query (?api-version=...) is sent with
@@ -165,12 +161,7 @@ class RemoteLLM:
         )
 
     async def complete(self, text: str, max_new_tokens: int, seed: int) -> tuple[str, str]:
-        """The answer to one user message, and its finish reason: "stop" or "length".
-
-        Raises:
-            EndpointError: the server refuses the request, or did not answer it in `tries` attempts.
-            EndpointDown: no attempt reached the server, and no other request was answered in the meantime.
-        """
+        """The answer to one user message, and its finish reason: "stop" or "length"."""
         completion = await self._retry(lambda: self._create(text, max_new_tokens, seed), seed, self.tries)
         choice = completion.choices[0]
         content = getattr(choice.message, "content", None)
@@ -181,7 +172,12 @@ class RemoteLLM:
         return answer.encode("utf-8", "replace").decode(), "length" if choice.finish_reason == "length" else "stop"
 
     async def _retry(self, send: Callable[[], Awaitable[T]], seed: int, tries: int) -> T:
-        """Call `send` until it succeeds, at most `tries` times, waiting after each temporary failure."""
+        """Call `send` until it succeeds, at most `tries` times, waiting after each temporary failure.
+
+        Raises:
+            EndpointError: the server refuses the request, or did not answer it in `tries` attempts.
+            EndpointDown: no attempt reached the server, and no other request was answered in the meantime.
+        """
         attempt, answered = 0, self._answered
         while True:
             try:

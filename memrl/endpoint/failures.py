@@ -15,11 +15,7 @@ CAUGHT = (APIError, asyncio.TimeoutError, ValueError)
 
 
 class EndpointError(ConnectionError):
-    """A failed request, described in one line.
-
-    Attributes:
-        status: of the HTTP answer; None without a readable one.
-    """
+    """A failed request, described in one line; `status` is that of the HTTP answer, None without a readable one."""
 
     def __init__(self, message: str, status: int | None = None):
         super().__init__(message)
@@ -27,10 +23,7 @@ class EndpointError(ConnectionError):
 
 
 class EndpointDown(BaseException):
-    """The server cannot be reached any more, so the run ends.
-
-    Not an Exception, so that code that records a document's errors does not catch it.
-    """
+    """The server cannot be reached any more, so the run ends: not an Exception, so that no document records it as its error."""
 
 
 def backoff(attempt: int, first_wait: float, seed: int) -> float:
@@ -72,11 +65,10 @@ def _root_message(error: BaseException) -> str:
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)
-    system = [link for link in chain if isinstance(link, OSError) and link.strerror]
-    if not system:
-        return str(chain[min(1, len(chain) - 1)])
-    number = system[-1].errno or 0  # asyncio replaces the message; an unknown name has a negative number
-    return os.strerror(number) if number > 0 else str(system[-1].strerror)
+    for link in reversed(chain):
+        if isinstance(link, OSError) and link.strerror:  # asyncio replaces the message; an unknown name has a negative number
+            return os.strerror(link.errno) if link.errno and link.errno > 0 else link.strerror
+    return str(chain[min(1, len(chain) - 1)])
 
 
 def _one_line(text: str, limit: int = 300) -> str:

@@ -56,10 +56,9 @@ def strict_match(prediction: str, gold: Sequence[str], match: str = "any") -> fl
     r"""The training reward: 1.0 if the last box of the response is exactly a gold answer, else 0.0.
 
     Both sides are compared without case and without whitespace, so `New York` equals `newyork`; punctuation and articles count.
-    Deleting all spaces is the original's comparison, kept because it forgives line breaks and doubled spaces, and because right
-    and wrong answers hardly ever differ by spaces alone. LaTeX noise is ignored: `\left`, `\right`, spacing commands, `\dfrac`
-    and `\tfrac` for `\frac`, and the wrapping of `\text{...}`, `\mathrm{...}` and similar. `\%`, `\$` and `^\circ` may stand for
-    the character or for nothing. A missing, unclosed or empty box scores 0.0, and an empty gold answer matches nothing.
+    (Right and wrong answers hardly ever differ by spaces alone.) LaTeX noise is ignored: `\left`, `\right`, spacing commands,
+    `\dfrac` and `\tfrac` for `\frac`, and the wrapping of `\text{...}`, `\mathrm{...}` and similar. `\%`, `\$` and `^\circ` may
+    stand for the character or for nothing. A missing, unclosed or empty box scores 0.0; an empty gold answer matches nothing.
 
     With "all" the box has to list the gold answers, each once and in any order, separated by commas, semicolons, whitespace and
     the word "and", in any number. Equal gold answers count as one.
@@ -90,8 +89,7 @@ def lenient_match(prediction: str, gold: Sequence[str], match: str = "any") -> f
     "", "." and "e" match nearly anything), and it compares characters, not words (so the gold "no" is found in "not mentioned").
     It reads the first gold answer only; here any of them counts.
 
-    A response without a box is searched whole, so one that weighs several candidates is right if one of them is. Prompts that
-    require a box measure more fairly; report `strict_match` beside this number.
+    A response without a box is searched whole, so one that weighs several candidates is right if one of them is.
     """
     answer, gold = extract_answer(prediction), as_list(gold)
     text, keys, found = f" {' '.join(_words(answer))} ", _strict_keys(answer), []
@@ -111,11 +109,10 @@ def exact_match(prediction: str, gold: Sequence[str], match: str = "any") -> flo
     accepts is accepted here, except for gold answers without a letter or digit ("+"): those match nothing.
     """
     answer, gold = extract_answer(prediction), as_list(gold)
-    words, gold_words = _words(answer), [_words(candidate) for candidate in gold]
+    words, gold_words, keys = _words(answer), [_words(candidate) for candidate in gold], _strict_keys(answer)
     if match == "all" and len(gold) != 1:
         return float(all(gold_words) and (_is_listing(words, gold_words) or strict_match(prediction, gold, "all")))
-    keys, pairs = _strict_keys(answer), zip(gold, gold_words, strict=True)
-    return float(any(candidate and (words == candidate or keys & _strict_keys(text)) for text, candidate in pairs))
+    return float(any(w and (words == w or keys & _strict_keys(text)) for w, text in zip(gold_words, gold, strict=True)))
 
 
 def token_f1(prediction: str, gold: Sequence[str], match: str = "any") -> float:
@@ -273,11 +270,8 @@ def _words(text: str) -> list[str]:
     ("3.5" is not "35"). In scripts without spaces every character is a word, so matching words there means matching characters.
     """
     text = _normalize("NFKC", _plain(text, keep_signs=True)).casefold()
-    for pattern, replacement in (
-        (r"(?<!\d)\.|\.(?!\d)", ""),  # a period that is no decimal point
-        (r"(?<=\d),(?=\d{3}(?!\d))", ""),  # between groups of digits
-        (r"(?<=\d)[-\N{HYPHEN}](?=\d)", " "),  # a range of numbers
-    ):
-        text = re.sub(pattern, replacement, text)
+    text = re.sub(r"(?<!\d)\.|\.(?!\d)", "", text)  # a period that is no decimal point
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)  # a comma between groups of digits
+    text = re.sub(r"(?<=\d)[-\N{HYPHEN}](?=\d)", " ", text)  # a hyphen in a range of numbers
     words = "".join(map(_word_char, text)).split()
     return [word for word in words if word not in _ARTICLES] or words
