@@ -97,10 +97,7 @@ class RemoteLLM:
         return RemoteSession(self, identity, on_turn)
 
     def run(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int | None = None) -> list[T]:
-        """Run the coroutines, at most `concurrency` at a time (default: the llm's); results in order.
-
-        An error raised by an agent, or an EndpointError because the server cannot be reached any more, ends the run.
-        """
+        """Run the coroutines, at most `concurrency` at a time; an EndpointError if the server cannot be reached any more."""
         return asyncio.run(self._run(agents, concurrency or self.concurrency))
 
     async def _run(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int) -> list[T]:
@@ -264,13 +261,7 @@ class _UserMessage:
 
 
 def split_url(url: str) -> tuple[str, dict[str, str]]:
-    """The part of an address before /chat/completions, and its query; a ValueError if it is not a web address.
-
-    >>> split_url("http://host:8000")
-    ('http://host:8000/v1', {})
-    >>> split_url("https://host/openai/deployments/gpt/chat/completions?api-version=1")
-    ('https://host/openai/deployments/gpt', {'api-version': '1'})
-    """
+    """The part of an address before /chat/completions (/v1 if it has no path), and its query; ValueError if it is no address."""
     parts = urlsplit(url.strip())
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ValueError(f"endpoint {url!r} is not an address; give one like http://localhost:8000/v1")

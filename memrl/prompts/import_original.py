@@ -54,13 +54,9 @@ class Piece:
 
 
 def import_prompts(path: str | Path) -> dict[str, Piece]:
-    """The texts "memory", "answer", "no_memory" and, if found, "document".
+    """The texts "memory", "answer", "no_memory" and, if found, "document"; a ValueError if one is missing or ambiguous.
 
-    Args:
-        path: the repository's folder, for the trainer's texts, or a Python file of it, for that file's texts.
-
-    Raises:
-        ValueError: a text is missing or ambiguous; the message names the searched path.
+    `path` is the repository's folder, for the trainer's texts, or a Python file of it, for that file's texts.
     """
     path = Path(path)
     if not path.exists():
@@ -136,20 +132,15 @@ def _pieces(path: Path) -> dict[str, list[Piece]]:
     return found
 
 
-def _texts(tree: ast.Module, path: Path) -> Iterator[tuple[str, Piece]]:
+def _texts(tree: ast.Module, path: Path, follow_imports: bool = True) -> Iterator[tuple[str, Piece]]:
     """Each text that a file assigns to a name or imports; yields (name in this file, piece)."""
-    yield from _own_texts(tree, path)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (source := _module_file(node, path)) is not None:
-            names = {alias.name: alias.asname or alias.name for alias in node.names}
-            yield from ((names[name], piece) for name, piece in _own_texts(_parse(source), source) if name in names)
-
-
-def _own_texts(tree: ast.Module, path: Path) -> Iterator[tuple[str, Piece]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AnnAssign) and (text := _text(node.value)) is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             yield from ((name.id, Piece(text, name.id, path, node.lineno)) for name in targets if isinstance(name, ast.Name))
+        elif isinstance(node, ast.ImportFrom) and follow_imports and (source := _module_file(node, path)) is not None:
+            names = {alias.name: alias.asname or alias.name for alias in node.names}
+            yield from ((names[name], piece) for name, piece in _texts(_parse(source), source, False) if name in names)
 
 
 def _module_file(node: ast.ImportFrom, path: Path) -> Path | None:

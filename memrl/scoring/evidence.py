@@ -11,16 +11,11 @@ _ARTICLES = {"a", "an", "the"}
 
 @dataclass(frozen=True)
 class Found:
-    """The gold answers in one chunk and in the memory around it.
+    """The gold answers in one chunk and in the memory around it."""
 
-    Attributes:
-        evidence: positions of gold answers in the chunk, as [start, end) in characters of the prompt, in order.
-        held_before, held: whether the memory held a gold answer before and after the chunk.
-    """
-
-    evidence: list[tuple[int, int]]
-    held_before: bool
-    held: bool
+    evidence: list[tuple[int, int]]  # their positions in the chunk, as [start, end) in characters of the prompt, in order
+    held_before: bool  # whether the memory held one before the chunk
+    held: bool  # whether it holds one after it
 
     @property
     def is_lost(self) -> bool:

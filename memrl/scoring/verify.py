@@ -126,18 +126,15 @@ def token_f1(prediction: str, gold: Sequence[str], match: str = "any") -> float:
     spaces each character is a word, so there it is the customary character F1. With "all", G is the words of all gold answers
     together, and "and" in the prediction is ignored unless it is in G.
     """
-    words = _words(extract_answer(prediction))
+    words, gold = _words(extract_answer(prediction)), as_list(gold)
     if match == "all":
-        gold_words = _words(" ".join(as_list(gold)))
+        gold_words = _words(" ".join(gold))
         return _f1([word for word in words if word != "and" or "and" in gold_words], gold_words)
-    return max((_f1(words, _words(answer)) for answer in as_list(gold)), default=0.0)
+    return max((_f1(words, _words(answer)) for answer in gold), default=0.0)
 
 
 def extract_answer(response: str) -> str:
-    """The answer in a response: the last box, or without one all the text after the last `</think>`.
-
-    An empty box is an empty answer: the text around it is not searched.
-    """
+    """The answer in a response: the last box, even an empty one, or without a box all the text after the last `</think>`."""
     text = after_thinking(response)
     box = last_boxed(text)
     return text if box is None else box
