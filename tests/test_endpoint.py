@@ -16,8 +16,7 @@ import pytest
 from openai import APIStatusError
 
 from memrl.agents.memory import AgentConfig, memory_agent
-from memrl.endpoint import EndpointError, RemoteLLM, split_url
-from memrl.endpoint.failures import backoff, retry_after
+from memrl.endpoint import EndpointError, RemoteLLM, backoff, retry_after, split_url
 from memrl.llm import Decoding, LocalLLM, LocalSession
 from memrl.prompts import Prompts
 from memrl.reading.reader import read_document
