@@ -16,9 +16,7 @@ import pytest
 from openai import APIStatusError
 
 from memrl.agents.memory import AgentConfig, memory_agent
-from memrl.endpoint import EndpointError, RemoteLLM
-from memrl.endpoint.failures import backoff, retry_after
-from memrl.endpoint.server import split_url
+from memrl.endpoint import EndpointError, RemoteLLM, backoff, retry_after, split_url
 from memrl.llm import Decoding, LocalLLM, LocalSession
 from memrl.prompts import Prompts
 from memrl.reading.reader import read_document
@@ -337,7 +335,7 @@ def test_a_retry_waits_as_long_as_retry_after(monkeypatch):
         slept.append(seconds)
         await sleep(0)
 
-    monkeypatch.setattr("memrl.endpoint.server.asyncio.sleep", note)
+    monkeypatch.setattr("memrl.endpoint.asyncio.sleep", note)
     with FakeEndpoint(lambda body: "red", script=[Reply(status=429, headers={"Retry-After": "17"}), Reply(status=429)]) as server:
         assert ask(remote(server)).text == "red"
     assert slept[0] == 17 and slept[1] < 1

@@ -32,11 +32,7 @@ TURN_FILES = (
 DOCUMENT_FILES = ("taskutils/memory_eval/utils/boxed.py", "taskutils/memory_eval/utils/openai_api.py")
 SLOTS = {"prompt": "question", "question": "question", "problem": "question", "memory": "memory"}
 SLOTS |= {"chunk": "section", "section": "section", "context": "section", "Q": "question", "DOC": "section"}
-ROLES = {
-    ("memory", "question", "section"): "memory",
-    ("memory", "question"): "answer",
-    ("question", "section"): "document",
-}
+ROLES = {("memory", "question", "section"): "memory", ("memory", "question"): "answer", ("question", "section"): "document"}
 WANTED = {
     "memory": "memory turn, with the slots {prompt}, {memory} and {chunk} once each",
     "answer": "answer turn, with the slots {prompt} and {memory} once each",
@@ -48,14 +44,7 @@ _NO_MEMORY = re.compile(r"_*no_(previous_)?memory(_\w+)?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Piece:
-    """A text of the original.
-
-    Attributes:
-        text: the text that its model saw, with memrl's slots.
-        name: its name in the original's code.
-        path, line: the file that contains it, and its line, from 1.
-        doubled: whether it has doubled braces that are kept.
-    """
+    """A text that the original's model saw, with memrl's slots, and its place in the code; `doubled`: doubled braces are kept."""
 
     text: str
     name: str
@@ -65,52 +54,44 @@ class Piece:
 
 
 def import_prompts(path: str | Path) -> dict[str, Piece]:
-    """The texts "memory", "answer", "no_memory" and, if found, "document".
+    """The texts "memory", "answer", "no_memory" and, if found, "document"; a ValueError if one is missing or ambiguous.
 
-    Args:
-        path: the repository's folder, for the trainer's texts, or a Python file of it, for that file's texts.
-
-    Raises:
-        ValueError: a text is missing or ambiguous; the message names the searched path.
+    `path` is the repository's folder, for the trainer's texts, or a Python file of it, for that file's texts.
     """
     path = Path(path)
     if not path.exists():
         raise ValueError(f"{path}: there is no such file or folder; give the folder of the original's repository")
-    if not path.is_dir():
-        return _turns(path) | _document([path])
-    known = [path / name for name in TURN_FILES if (path / name).is_file()]
+    turns, documents = path, [path]
+    if path.is_dir():
+        turns, documents = _turn_file(path), [path / name for name in DOCUMENT_FILES if (path / name).is_file()]
+    found = _pieces(turns)
+    pieces = {role: _one(found[role], role, turns) for role in WANTED}
+    for file in documents:
+        if texts := _pieces(file)["document"]:
+            return pieces | {"document": _one(texts, "document", file)}
+    return pieces
+
+
+def _turn_file(folder: Path) -> Path:
+    """The first of TURN_FILES that is there, or else the only file with the prompt of a memory turn."""
+    for name in TURN_FILES:
+        if (folder / name).is_file():
+            return folder / name
+    known = [file for file in sorted(folder.rglob("*.py")) if _has_memory_turn(file)]
     if not known:
-        known = [file for file in sorted(path.rglob("*.py")) if _has_turns(file)]
-        if len(known) > 1:
-            names = ", ".join(str(file.relative_to(path)) for file in known[:5])
-            raise ValueError(f"{path}: several files hold prompts of memory turns ({names}); give one of them, not the folder")
-    if not known:
-        raise ValueError(f"{path}: no Python file there holds a {WANTED['memory']}; give the folder of the original's repository")
-    return _turns(known[0]) | _document([path / name for name in DOCUMENT_FILES if (path / name).is_file()])
+        raise ValueError(
+            f"{folder}: no Python file there holds a {WANTED['memory']}; give the folder of the original's repository"
+        )
+    if len(known) > 1:
+        names = ", ".join(str(file.relative_to(folder)) for file in known[:5])
+        raise ValueError(f"{folder}: several files hold prompts of memory turns ({names}); give one of them, not the folder")
+    return known[0]
 
 
-def _turns(path: Path) -> dict[str, Piece]:
-    tree = _parse(path)
-    found: dict[str, list[Piece]] = {"memory": [], "answer": [], "no_memory": list(_no_memory(tree, path))}
-    for role, piece in _templates(tree, path):
-        found.setdefault(role, []).append(piece)
-    return {role: _one(found[role], role, path) for role in WANTED}
-
-
-def _document(paths: list[Path]) -> dict[str, Piece]:
-    for path in paths:
-        if pieces := [piece for role, piece in _templates(_parse(path), path) if role == "document"]:
-            return {"document": _one(pieces, "document", path)}
-    return {}
-
-
-def _has_turns(path: Path) -> bool:
-    source = path.read_bytes()
-    if b"memory}" not in source:
-        return False
+def _has_memory_turn(path: Path) -> bool:
     try:
-        return any(role == "memory" for role, _ in _templates(_parse(path), path))
-    except ValueError:
+        return b"memory}" in path.read_bytes() and bool(_pieces(path)["memory"])
+    except ValueError:  # not a Python file
         return False
 
 
@@ -134,33 +115,32 @@ def _parse(path: Path) -> ast.Module:
         raise ValueError(f"{path} is not a Python file: {error}") from None
 
 
-def _templates(tree: ast.Module, path: Path) -> Iterator[tuple[str, Piece]]:
-    """The texts in a file, or imported by it, that have the slots of a role; yields (role, piece)."""
+def _pieces(path: Path) -> dict[str, list[Piece]]:
+    """The texts in a file, or imported by it, by role: those with the slots of a role, and those of an empty memory."""
+    tree = _parse(path)
+    found: dict[str, list[Piece]] = {role: [] for role in (*WANTED, "document")}
     for name, piece in _texts(tree, path):
-        formatted = "$" not in piece.text and _is_formatted(tree, name)
-        parts = _split(piece.text, formatted)
+        parts = _split(piece.text, "$" not in piece.text and _is_formatted(tree, name))
         slots = tuple(sorted(SLOTS.get(slot, slot) for _, slot in parts if slot is not None))
         if slots in ROLES:
             text = "".join(literal + (f"{{{SLOTS[slot]}}}" if slot is not None else "") for literal, slot in parts)
             doubled = any("{{" in literal or "}}" in literal for literal, _ in parts)
-            yield ROLES[slots], replace(piece, text=text, doubled=doubled)
+            found[ROLES[slots]].append(replace(piece, text=text, doubled=doubled))
+        if (_NO_MEMORY.fullmatch(name) or name == "memory") and piece.text.strip():
+            found["no_memory"].append(piece)
+    found["no_memory"] += _default_memories(tree, path)
+    return found
 
 
-def _texts(tree: ast.Module, path: Path) -> Iterator[tuple[str, Piece]]:
+def _texts(tree: ast.Module, path: Path, follow_imports: bool = True) -> Iterator[tuple[str, Piece]]:
     """Each text that a file assigns to a name or imports; yields (name in this file, piece)."""
-    yield from _own_texts(tree, path)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (source := _module_file(node, path)) is not None:
-            names = {alias.name: alias.asname or alias.name for alias in node.names}
-            yield from ((names[name], piece) for name, piece in _own_texts(_parse(source), source) if name in names)
-
-
-def _own_texts(tree: ast.Module, path: Path) -> Iterator[tuple[str, Piece]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AnnAssign) and (text := _text(node.value)) is not None:
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                if isinstance(target, ast.Name):
-                    yield target.id, Piece(text, target.id, path, node.lineno)
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from ((name.id, Piece(text, name.id, path, node.lineno)) for name in targets if isinstance(name, ast.Name))
+        elif isinstance(node, ast.ImportFrom) and follow_imports and (source := _module_file(node, path)) is not None:
+            names = {alias.name: alias.asname or alias.name for alias in node.names}
+            yield from ((names[name], piece) for name, piece in _texts(_parse(source), source, False) if name in names)
 
 
 def _module_file(node: ast.ImportFrom, path: Path) -> Path | None:
@@ -207,29 +187,24 @@ def _split(text: str, formatted: bool) -> list[tuple[str, str | None]]:
     return list(zip(parts[0::2], [*parts[1::2], None], strict=True))
 
 
-def _no_memory(tree: ast.Module, path: Path) -> Iterator[Piece]:
-    for name, piece in _texts(tree, path):
-        if (_NO_MEMORY.fullmatch(name) or name == "memory") and piece.text.strip():
-            yield piece
+def _default_memories(tree: ast.Module, path: Path) -> Iterator[Piece]:
+    """Texts of an empty memory that have no name: encoded at once, or the default of an argument."""
     for node in ast.walk(tree):
-        values: list[ast.expr] = []
+        name, values = "memory=", []
         if isinstance(node, ast.Assign) and _NO_MEMORY.fullmatch(getattr(node.targets[0], "attr", "")):
+            name = ast.unparse(node.targets[0])
             values = [node.value, *getattr(node.value, "args", [])]  # self.NO_MEMORY_TOKENS = tokenizer.encode("...")
         elif isinstance(node, ast.keyword) and node.arg == "memory":  # memory=a if a else "...", or memory=a or "..."
             values = [getattr(node.value, "orelse", node.value), *getattr(node.value, "values", [])]
-        for value in values:
-            if (text := _text(value)) and text.strip():
-                yield Piece(text, ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else "memory=", path, value.lineno)
-
-
-# --- The prompt file ----------------------------------------------------------------------------------------------------------
+        yield from (Piece(text, name, path, value.lineno) for value in values if (text := _text(value)) and text.strip())
 
 
 def prompt_file(pieces: dict[str, Piece], root: Path) -> str:
     """A YAML prompt file with exactly the pieces' texts, and comments on the source of each."""
-    lines = ["# Prompts of the original MemAgent, made from a copy of its repository by `memrl prompts import`:", "#"]
-    lines += [f"#   {line}" for line in describe(pieces, root)]
-    lines += [
+    lines = [
+        "# Prompts of the original MemAgent, made from a copy of its repository by `memrl prompts import`:",
+        "#",
+        *(f"#   {line}" for line in describe(pieces, root)),
         "#",
         "# exact: its model saw the spaces and line ends around these texts, and the spaces at ends of lines; keep them.",
         "exact: true",

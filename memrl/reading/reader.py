@@ -24,52 +24,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """One turn of a reading.
+    """One turn of a reading."""
 
-    Attributes:
-        kind: "memory" or "answer".
-        text: the new memory, or the response.
-        tokens: sampled tokens, including the stop token.
-        finish_reason: "stop", or "length" if the cap cut the text off.
-        seconds: since the end of the step before.
-    """
-
-    kind: str
-    text: str
-    tokens: int
-    finish_reason: str
-    seconds: float
+    kind: str  # "memory" or "answer"
+    text: str  # the new memory, or the response
+    tokens: int  # sampled, including the stop token
+    finish_reason: str  # "stop", or "length" if the cap cut the text off
+    seconds: float  # since the end of the step before
 
 
 @dataclass
 class Reading:
-    """One document read for one question, and its progress.
-
-    Attributes:
-        document_tokens: length of the document; 0 until it is tokenised.
-        num_chunks: chunks in the document.
-        chunks_read: chunks read so far.
-        steps: one per chunk, and the answer.
-        response: text of the answer turn.
-        memory: text of the last memory.
-        memory_tokens: length of the last memory.
-        error: why there is no answer, in one line.
-        done: whether there is an answer or an error.
-        seconds: time taken so far.
-    """
+    """One document read for one question, and its progress."""
 
     sample: Sample
     chunk_tokens: int
-    document_tokens: int = 0
+    document_tokens: int = 0  # 0 until the document is tokenised
     num_chunks: int = 0
     chunks_read: int = 0
-    steps: list[Step] = field(default_factory=list)
-    response: str = ""
-    memory: str = ""
+    steps: list[Step] = field(default_factory=list)  # one per chunk, and the answer
+    response: str = ""  # of the answer turn
+    memory: str = ""  # the last one
     memory_tokens: int = 0
-    error: str | None = None
-    done: bool = False
-    seconds: float = 0.0
+    error: str | None = None  # why there is no answer, in one line
+    done: bool = False  # whether there is an answer or an error
+    seconds: float = 0.0  # so far
 
     @property
     def tokens_read(self) -> int:
@@ -90,8 +69,6 @@ def read_documents(
     seed: int = 0,
 ) -> list[Reading]:
     """Read every sample's document and answer its question, all concurrently; results in the samples' order.
-
-    A sample that cannot be read has `Reading.error` set and does not affect the others.
 
     Args:
         samples: taken one by one as the sampler has room, so the iterable may be lazy.
@@ -115,10 +92,9 @@ async def read_document(
     began = time.perf_counter()
 
     def keep(turn: Turn) -> None:
-        seconds = time.perf_counter() - began
-        size, taken = len(turn.response_ids), seconds - reading.seconds
-        reading.steps.append(Step(turn.kind, turn.text, size, turn.finish_reason, taken))
-        reading.seconds = seconds
+        before, reading.seconds = reading.seconds, time.perf_counter() - began
+        step = Step(turn.kind, turn.text, len(turn.response_ids), turn.finish_reason, reading.seconds - before)
+        reading.steps.append(step)
         if turn.kind == "memory":
             reading.chunks_read += 1
             reading.memory, reading.memory_tokens = turn.text, len(session.content_ids(turn))
@@ -128,15 +104,13 @@ async def read_document(
 
     session = llm.session(*identity, on_turn=keep)
     try:
-        document = session.encode(sample.context) if sample.context.strip() else []
-        reading.document_tokens = len(document)
-        reading.num_chunks = -(-len(document) // agent.chunk_tokens)
-        del document
+        reading.document_tokens = len(session.encode(sample.context)) if sample.context.strip() else 0
+        reading.num_chunks = -(-reading.document_tokens // agent.chunk_tokens)
         reading.seconds = time.perf_counter() - began  # so that the first step's seconds do not include tokenising
         report(reading)
         trajectory = await memory_agent(session, sample, agent)
         reading.response, reading.memory = trajectory.response, trajectory.memory
-    except Exception as error:  # any failure is this document's result; the others continue
+    except Exception as error:  # any failure is this document's `error`; the others continue
         reason = str(error).strip().splitlines()
         reading.error = f"{type(error).__name__}: {reason[0]}" if reason else type(error).__name__
     reading.seconds = time.perf_counter() - began

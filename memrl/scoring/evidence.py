@@ -1,9 +1,4 @@
-"""Find the gold answers in the chunks and memories of a reading, by their words.
-
-A memory turn's prompt is the prompt file's text around the question, the memory and a chunk, in an order that depends on the
-prompt file. From turn to turn only the chunk and the memory change, and the memory is the response of the turn before; this
-locates the chunk in the prompt without the tokenizer or the prompt file.
-"""
+"""Find the gold answers in the chunks and memories of a reading, by their words."""
 
 import re
 from collections.abc import Sequence
@@ -16,16 +11,11 @@ _ARTICLES = {"a", "an", "the"}
 
 @dataclass(frozen=True)
 class Found:
-    """The gold answers in one chunk and in the memory around it.
+    """The gold answers in one chunk and in the memory around it."""
 
-    Attributes:
-        evidence: positions of gold answers in the chunk, as [start, end) in characters of the prompt, in order.
-        held_before, held: whether the memory held a gold answer before and after the chunk.
-    """
-
-    evidence: list[tuple[int, int]]
-    held_before: bool
-    held: bool
+    evidence: list[tuple[int, int]]  # their positions in the chunk, as [start, end) in characters of the prompt, in order
+    held_before: bool  # whether the memory held one before the chunk
+    held: bool  # whether it holds one after it
 
     @property
     def is_lost(self) -> bool:
@@ -37,12 +27,7 @@ class Found:
 
 
 def trace_answers(prompts: Sequence[str], memories: Sequence[str], question: str, answers: Sequence[str]) -> list[Found]:
-    """Follow the gold answers through the memory turns of a trajectory.
-
-    Args:
-        prompts: of the memory turns, in order; empty strings if unknown.
-        memories: the responses to them.
-    """
+    """Follow the gold answers through a trajectory's memory turns: their prompts ("" if unknown) and their responses."""
     found, held = [], False
     for prompt, (low, high), memory in zip(prompts, chunk_spans(prompts, memories), memories, strict=True):
         asked = [match.span() for match in re.finditer(re.escape(question), prompt)] if question else []
@@ -95,20 +80,19 @@ def _ends_words(char: str) -> bool:
 def chunk_spans(prompts: Sequence[str], memories: Sequence[str]) -> list[tuple[int, int]]:
     """The position of the chunk in each prompt of a trajectory's memory turns, as [start, end) in characters.
 
-    The common beginning and end of all prompts belong to the prompt file. In the rest, the response of the turn before is the
-    memory, at one of the two ends. The first memory is unknown, so the first span includes the words for "no memory". A span may
-    miss characters that all chunks begin or end with.
+    Found without the tokenizer or the prompt file: the common beginning and end of all prompts belong to the prompt file. In the
+    rest, the response of the turn before is the memory, at one of the two ends. The first memory is unknown, so the first span
+    includes the words for "no memory". A span may miss characters that all chunks begin or end with.
     """
     if len(prompts) < 2:
         return [(0, len(prompt)) for prompt in prompts]
     head = _common_length(prompts)
     tail = min(_common_length([prompt[::-1] for prompt in prompts]), min(map(len, prompts)) - head)
-    known = [memory.strip() for memory in memories[:-1]]
-    pairs = list(zip(prompts[1:], known, strict=True))
+    spans = [(head, len(prompts[0]) - tail)]
+    pairs = [(prompt, memory.strip()) for prompt, memory in zip(prompts[1:], memories, strict=False)]
     after_head = [_memory_end(prompt, memory, head) for prompt, memory in pairs]
     before_tail = [_memory_end(prompt[::-1], memory[::-1], tail) for prompt, memory in pairs]
     memory_comes_first = after_head.count(None) <= before_tail.count(None)
-    spans = [(head, len(prompts[0]) - tail)]
     for (prompt, memory), low, high in zip(pairs, after_head, before_tail, strict=True):
         if memory_comes_first:
             spans.append((head + len(memory) if low is None else low, len(prompt) - tail))

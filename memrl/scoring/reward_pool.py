@@ -37,14 +37,12 @@ class RewardPool(contextlib.AbstractContextManager):
     """
 
     def __init__(self, function: str | None, workers: int, timeout_s: float):
-        """
+        """Start the workers; a ValueError in one line if the function cannot be loaded or a number is out of range.
+
         Args:
             function: `FILE.py:NAME`, see docs/rewards.md; None is the strict verifier.
             workers: number of processes; each imports the file once.
             timeout_s: limit for one call of the function, in seconds.
-
-        Raises:
-            ValueError: the function cannot be loaded, or an argument is out of range.
         """
         if workers < 1:
             raise ValueError(f"reward.workers is {workers}; it must be at least 1")
@@ -57,9 +55,9 @@ class RewardPool(contextlib.AbstractContextManager):
         try:
             for _ in range(workers):  # start all before waiting for the first
                 self._workers.append(_Worker(function, timeout_s))
-                self._idle.put(self._workers[-1])
             for worker in self._workers:
                 worker.wait_until_ready()
+                self._idle.put(worker)
         except BaseException as error:
             for worker in self._workers:
                 worker.discard()
@@ -76,14 +74,13 @@ class RewardPool(contextlib.AbstractContextManager):
         if self._function is None and len(trajectory.response) <= SHORT:
             scores, error = verifier_scores(trajectory.response, sample.answers, sample.match), ""
         else:
-            call = self._threads.submit(self._call, trajectory.response, sample)
-            scores, error = await asyncio.wrap_future(call)
+            scores, error = await asyncio.wrap_future(self._threads.submit(self._call, trajectory.response, sample))
         trajectory.scores, trajectory.error = scores, error
         trajectory.reward = scores["strict" if self._function is None else "reward"]
         if error and error not in self._printed and len(self._printed) < ERRORS_PRINTED:
             self._printed.add(error)
-            last = "; further kinds of errors are counted, not printed" if len(self._printed) == ERRORS_PRINTED else ""
-            print(f"reward function {self._function}: {error}; reward 0{last}", file=sys.stderr, flush=True)
+            note = "; further kinds of errors are counted, not printed" if len(self._printed) == ERRORS_PRINTED else ""
+            print(f"reward function {self._function}: {error}; reward 0{note}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Kill all workers at once; scores in progress are lost."""

@@ -50,12 +50,9 @@ def main(socket: int, timeout_s: float, specification: str | None) -> None:
 
 
 def ignore_signals() -> None:
-    """Leave SIGINT and SIGTERM to the trainer, which needs the rewards of its last step; forked children handle both as usual.
-
-    Handlers that do nothing, not SIG_IGN, because programs started by the function would inherit SIG_IGN.
-    """
+    """Leave SIGINT and SIGTERM to the trainer, which needs the rewards of its last step; forked children handle both as usual."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        usual = signal.signal(number, lambda *_: None)
+        usual = signal.signal(number, lambda *_: None)  # not SIG_IGN, which programs started by the function would inherit
         os.register_at_fork(after_in_child=partial(signal.signal, number, usual))
 
 
@@ -68,17 +65,14 @@ def end_with_parent(socket: int) -> None:
 
 
 def load_function(specification: str) -> Callable[[str, list[str], dict], Any]:
-    """Load the function `FILE.py:NAME`; a ValueError gives the reason in one line if that fails.
-
-    The file's folder is added to the import path, as Python does for a script.
-    """
+    """Load the function `FILE.py:NAME`; a ValueError gives the reason in one line if that fails."""
     path, _, name = specification.rpartition(":")
     if not path.endswith(".py") or not name:
         raise ValueError("write it as FILE.py:NAME")
     if not os.path.isfile(path):
         raise ValueError(f"there is no file {path}")
     path = os.path.abspath(path)
-    sys.path.insert(0, os.path.dirname(path))
+    sys.path.insert(0, os.path.dirname(path))  # as Python does for a script
     module_spec = importlib.util.spec_from_file_location(os.path.basename(path).removesuffix(".py"), path)
     assert module_spec is not None and module_spec.loader is not None  # the name ends in .py
     module = importlib.util.module_from_spec(module_spec)

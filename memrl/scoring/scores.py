@@ -27,11 +27,7 @@ def verifier_scores(response: str, answers: Sequence[str], match: str = "any") -
 def score_response(response: str, answers: Sequence[str], match: str = "any") -> dict[str, float]:
     """Every score in `SCORES` of a response, each in [0, 1]; all are 0.0 without a gold answer.
 
-    Args:
-        match: "any": each of the answers alone is right. "all": the response has to give all of them.
-
-    Raises:
-        ValueError: another value of `match`.
+    `match` is "any" if each of the answers alone is right, "all" if the response has to give all of them.
     """
     if match not in ("any", "all"):
         raise ValueError(f"match is {match!r}; it must be 'any' or 'all'")

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Literal
 
-# Tokens of the brace scan: a box that opens, an escaped brace (an odd number of backslashes before it), which is skipped, and
-# runs of bare braces. The look-behinds try a run of backslashes only once, and a run of braces is one match: linear time.
-_BRACES = re.compile(r"(?<!\\)\\+(?P<box>boxed|fbox)\s*\{|(?<!\\)(?:\\\\)*\\[{}]|(?P<opening>\{+)|(?P<closing>\}+)")
+# Tokens of the brace scan: a box that opens; an escaped brace (an odd number of backslashes before it), which is skipped; a bare
+# brace. The look-behinds try a run of backslashes only once: linear time.
+_BRACES = re.compile(r"(?<!\\)\\+(?P<box>boxed|fbox)\s*\{|(?<!\\)(?:\\\\)*\\[{}]|(?P<opening>\{)|(?P<closing>\})")
 
 
 def last_boxed(text: str) -> str | None:
@@ -39,22 +39,15 @@ def last_boxed(text: str) -> str | None:
     """
     if "\\boxed" not in text and "\\fbox" not in text:
         return None
-    depth = 0  # opened minus closed braces so far; stray braces before a box shift it, which does no harm
-    open_boxes: list[tuple[str, int, int]] = []  # (kind, depth outside of the box, where its content begins)
+    opened: list[tuple[str | None, int]] = []  # of each open brace, the kind of box if it is one, and where its content begins
     found: dict[str, tuple[int, int]] = {}  # kind -> (begin, end) of the last complete box so far
     for match in _BRACES.finditer(text):
-        if match["box"]:
-            open_boxes.append((match["box"], depth, match.end()))
-            depth += 1
-        elif match["opening"]:
-            depth += len(match["opening"])
-        elif match["closing"]:
-            outer = depth - len(match["closing"])
-            while open_boxes and open_boxes[-1][1] >= outer:
-                kind, level, begin = open_boxes.pop()
-                if begin > found.get(kind, (-1, -1))[0]:
-                    found[kind] = (begin, match.start("closing") + depth - level - 1)
-            depth = outer
+        if match["box"] or match["opening"]:
+            opened.append((match["box"], match.end()))
+        elif match["closing"] and opened:
+            kind, begin = opened.pop()
+            if kind and begin > found.get(kind, (-1, -1))[0]:
+                found[kind] = (begin, match.start())
     span = found.get("boxed") or found.get("fbox")
     return None if span is None else text[span[0] : span[1]]
 
@@ -63,10 +56,9 @@ def strict_match(prediction: str, gold: Sequence[str], match: str = "any") -> fl
     r"""The training reward: 1.0 if the last box of the response is exactly a gold answer, else 0.0.
 
     Both sides are compared without case and without whitespace, so `New York` equals `newyork`; punctuation and articles count.
-    Deleting all spaces is the original's comparison, kept because it forgives line breaks and doubled spaces, and because right
-    and wrong answers hardly ever differ by spaces alone. LaTeX noise is ignored: `\left`, `\right`, spacing commands, `\dfrac`
-    and `\tfrac` for `\frac`, and the wrapping of `\text{...}`, `\mathrm{...}` and similar. `\%`, `\$` and `^\circ` may stand for
-    the character or for nothing. A missing, unclosed or empty box scores 0.0, and an empty gold answer matches nothing.
+    (Right and wrong answers hardly ever differ by spaces alone.) LaTeX noise is ignored: `\left`, `\right`, spacing commands,
+    `\dfrac` and `\tfrac` for `\frac`, and the wrapping of `\text{...}`, `\mathrm{...}` and similar. `\%`, `\$` and `^\circ` may
+    stand for the character or for nothing. A missing, unclosed or empty box scores 0.0; an empty gold answer matches nothing.
 
     With "all" the box has to list the gold answers, each once and in any order, separated by commas, semicolons, whitespace and
     the word "and", in any number. Equal gold answers count as one.
@@ -97,16 +89,13 @@ def lenient_match(prediction: str, gold: Sequence[str], match: str = "any") -> f
     "", "." and "e" match nearly anything), and it compares characters, not words (so the gold "no" is found in "not mentioned").
     It reads the first gold answer only; here any of them counts.
 
-    A response without a box is searched whole, so one that weighs several candidates is right if one of them is. Prompts that
-    require a box measure more fairly; report `strict_match` beside this number.
+    A response without a box is searched whole, so one that weighs several candidates is right if one of them is.
     """
     answer, gold = extract_answer(prediction), as_list(gold)
-    text, keys = f" {' '.join(_words(answer))} ", _strict_keys(answer)
-    gold_texts = [" ".join(_words(candidate)) for candidate in gold]
-    found = [
-        bool(words) and (f" {words} " in text or bool(keys & _strict_keys(candidate)))
-        for words, candidate in zip(gold_texts, gold, strict=True)
-    ]
+    text, keys, found = f" {' '.join(_words(answer))} ", _strict_keys(answer), []
+    for candidate in gold:
+        words = " ".join(_words(candidate))
+        found.append(bool(words) and (f" {words} " in text or bool(keys & _strict_keys(candidate))))
     if match == "all":
         return float(bool(found) and (all(found) or exact_match(prediction, gold, "all")))
     return float(any(found))
@@ -120,12 +109,10 @@ def exact_match(prediction: str, gold: Sequence[str], match: str = "any") -> flo
     accepts is accepted here, except for gold answers without a letter or digit ("+"): those match nothing.
     """
     answer, gold = extract_answer(prediction), as_list(gold)
-    words, gold_words = _words(answer), [_words(candidate) for candidate in gold]
+    words, gold_words, keys = _words(answer), [_words(candidate) for candidate in gold], _strict_keys(answer)
     if match == "all" and len(gold) != 1:
         return float(all(gold_words) and (_is_listing(words, gold_words) or strict_match(prediction, gold, "all")))
-    keys = _strict_keys(answer)
-    pairs = zip(gold, gold_words, strict=True)
-    return float(any(candidate and (words == candidate or keys & _strict_keys(text)) for text, candidate in pairs))
+    return float(any(w and (words == w or keys & _strict_keys(text)) for w, text in zip(gold_words, gold, strict=True)))
 
 
 def token_f1(prediction: str, gold: Sequence[str], match: str = "any") -> float:
@@ -139,18 +126,15 @@ def token_f1(prediction: str, gold: Sequence[str], match: str = "any") -> float:
     spaces each character is a word, so there it is the customary character F1. With "all", G is the words of all gold answers
     together, and "and" in the prediction is ignored unless it is in G.
     """
-    words = _words(extract_answer(prediction))
+    words, gold = _words(extract_answer(prediction)), as_list(gold)
     if match == "all":
-        gold_words = _words(" ".join(as_list(gold)))
+        gold_words = _words(" ".join(gold))
         return _f1([word for word in words if word != "and" or "and" in gold_words], gold_words)
-    return max((_f1(words, _words(answer)) for answer in as_list(gold)), default=0.0)
+    return max((_f1(words, _words(answer)) for answer in gold), default=0.0)
 
 
 def extract_answer(response: str) -> str:
-    """The answer in a response: the last box, or without one all the text after the last `</think>`.
-
-    An empty box is an empty answer: the text around it is not searched.
-    """
+    """The answer in a response: the last box, even an empty one, or without a box all the text after the last `</think>`."""
     text = after_thinking(response)
     box = last_boxed(text)
     return text if box is None else box
@@ -175,15 +159,10 @@ def _f1(words: list[str], gold_words: list[str]) -> float:
     return 2.0 * common / (len(words) + len(gold_words)) if common else 0.0
 
 
-# --- Lists of gold answers ----------------------------------------------------------------------------------
-
-
-_SEPARATORS = re.compile(r"[\s,;]+")
-
-
 def _items(text: str) -> list[str]:
+    """The entries of a list, separated by commas, semicolons and whitespace."""
     plain = _normalize("NFC", _plain(text, keep_signs=True)).casefold()
-    return [item for item in _SEPARATORS.split(plain) if item]
+    return [item for item in re.split(r"[\s,;]+", plain) if item]
 
 
 def _is_listing(items: list[str], gold: list[list[str]]) -> bool:
@@ -191,16 +170,12 @@ def _is_listing(items: list[str], gold: list[list[str]]) -> bool:
 
     If several runs match at a place, the longest is taken, so a run may be the beginning of another.
     """
-    missing = {tuple(run) for run in gold}
+    missing = sorted({tuple(run) for run in gold}, key=len, reverse=True)
     if not missing or () in missing:
         return False
-    by_first: dict[str, list[tuple[str, ...]]] = {}
-    for run in sorted(missing, key=len, reverse=True):
-        by_first.setdefault(run[0], []).append(run)
     place = 0
     while place < len(items):
-        runs = by_first.get(items[place], ())
-        run = next((run for run in runs if run in missing and tuple(items[place : place + len(run)]) == run), None)
+        run = next((run for run in missing if tuple(items[place : place + len(run)]) == run), None)
         if run is not None:
             missing.remove(run)
         elif items[place] != "and":
@@ -209,37 +184,32 @@ def _is_listing(items: list[str], gold: list[list[str]]) -> bool:
     return not missing
 
 
-# --- LaTeX --------------------------------------------------------------------------------------------------
-
-_LATEX_NOTHING = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\[!,]")
-_LATEX_SPACE = re.compile(r"\\[;: ]")
-_LATEX_FRACTION = re.compile(r"\\[dt]frac(?![A-Za-z])")
-_LATEX_FONT = re.compile(r"\\(?:text|mbox|math|operatorname)(?:bf|it|rm|sf|tt|up|normal)?\s*\{([^{}]*)\}")
-_LATEX_ESCAPE = re.compile(r"\\([&_#{}])")
-_LATEX_DEGREE = re.compile(r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
-_LATEX_SIGN = re.compile(r"\\([%$])")
+# LaTeX noise in the order in which it is replaced: (pattern, replacement, whether it is a sign that may also be deleted).
+_LATEX_FONT = r"\\(?:text|mbox|math|operatorname)(?:bf|it|rm|sf|tt|up|normal)?\s*\{([^{}]*)\}"
+_LATEX = (
+    (r"\\(?:left|right)(?![A-Za-z])|\\[!,]", "", False),
+    (r"\\[;: ]", " ", False),
+    (r"\\[dt]frac(?![A-Za-z])", r"\\frac", False),
+    # \text{\textbf{x}}: innermost first; a fixed number of passes keeps the time linear for any nesting.
+    *[(_LATEX_FONT, r"\1", False)] * 3,
+    (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})", "\N{DEGREE SIGN}", True),
+    (r"\\([%$])", r"\1", True),
+    (r"\\([&_#{}])", r"\1", False),
+)
 
 
 def _plain(text: str, keep_signs: bool) -> str:
     r"""Remove LaTeX noise; `\%`, `\$` and degree marks become characters (`keep_signs`) or are deleted."""
-    if "\\" not in text:
-        return text
-    text = _LATEX_SPACE.sub(" ", _LATEX_NOTHING.sub("", text))
-    text = _LATEX_FRACTION.sub(r"\\frac", text)
-    # \text{\textbf{x}}: innermost first; a fixed number of passes keeps the time linear for any nesting.
-    for _ in range(3):
-        text = _LATEX_FONT.sub(r"\1", text)
-    text = _LATEX_DEGREE.sub("\N{DEGREE SIGN}" if keep_signs else "", text)
-    return _LATEX_ESCAPE.sub(r"\1", _LATEX_SIGN.sub(r"\1" if keep_signs else "", text))
+    if "\\" in text:
+        for pattern, replacement, is_sign in _LATEX:
+            text = re.sub(pattern, "" if is_sign and not keep_signs else replacement, text)
+    return text
 
 
 def _strict_keys(text: str) -> set[str]:
     """The forms of `text` that are compared: two texts are strictly equal if they share one. None of them is empty."""
     plain = {_plain(text, keep_signs=True), _plain(text, keep_signs=False)}
     return {"".join(_normalize("NFC", one).casefold().split()) for one in plain} - {""}
-
-
-# --- Unicode and words --------------------------------------------------------------------------------------
 
 
 _MAX_MARKS = 30  # the longest run of combining marks in stream-safe text (Unicode Standard Annex 15)
@@ -264,19 +234,12 @@ _JOINERS = set(
     "'`-\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}\N{HYPHEN}"
     "\N{MODIFIER LETTER TURNED COMMA}\N{MODIFIER LETTER APOSTROPHE}"
 )
-# First and last code point of scripts without spaces between words, and of Korean, which attaches particles to words.
-_UNSPACED = (
-    (0x0E00, 0x0EFF),  # Thai, Lao
-    (0x1000, 0x109F),  # Myanmar
-    (0x1780, 0x17FF),  # Khmer
-    (0x3005, 0x3007),  # ideographic iteration mark, closing mark, zero
-    (0x3040, 0x30FF),  # Hiragana, Katakana
-    (0x31F0, 0x31FF),  # Katakana extensions
-    (0x3400, 0x4DBF),  # Han, extension A
-    (0x4E00, 0x9FFF),  # Han
-    (0xAC00, 0xD7A3),  # Hangul
-    (0xF900, 0xFAFF),  # Han, compatibility
-    (0x20000, 0x3FFFF),  # Han, later extensions
+# Scripts without spaces between words, and Korean, which attaches particles to words.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai and Lao, Myanmar, Khmer
+    "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff"  # ideographic iteration mark, closing mark and zero; Hiragana and Katakana
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Han
+    "\uac00-\ud7a3]"  # Hangul
 )
 
 
@@ -290,12 +253,7 @@ def _word_char(char: str) -> str:
         return ""
     if category[0] in "PS":
         return " "
-    return f" {char} " if any(first <= ord(char) <= last for first, last in _UNSPACED) else char
-
-
-_PERIOD = re.compile(r"(?<!\d)\.|\.(?!\d)")
-_DIGIT_GROUP = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_DIGIT_RANGE = re.compile(r"(?<=\d)[-\N{HYPHEN}](?=\d)")
+    return f" {char} " if _UNSPACED.match(char) else char
 
 
 def _words(text: str) -> list[str]:
@@ -309,6 +267,8 @@ def _words(text: str) -> list[str]:
     ("3.5" is not "35"). In scripts without spaces every character is a word, so matching words there means matching characters.
     """
     text = _normalize("NFKC", _plain(text, keep_signs=True)).casefold()
-    text = _DIGIT_RANGE.sub(" ", _DIGIT_GROUP.sub("", _PERIOD.sub("", text)))
+    text = re.sub(r"(?<!\d)\.|\.(?!\d)", "", text)  # a period that is no decimal point
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)  # a comma between groups of digits
+    text = re.sub(r"(?<=\d)[-\N{HYPHEN}](?=\d)", " ", text)  # a hyphen in a range of numbers
     words = "".join(map(_word_char, text)).split()
     return [word for word in words if word not in _ARTICLES] or words
