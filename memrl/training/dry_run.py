@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +26,8 @@ MAX_FIXES = 3
 TITLE_WIDTH = 40
 
 
-def dry_run(config: TrainConfig, gpus: str | None = None, gpu_gib: float | None = None) -> int:
+def dry_run(config: TrainConfig, gpus: str | None, gpu_gib: float | None) -> int:
     """Print the plan for each number of GPUs; the exit code: 0 if the run fits for at least one of them, otherwise 2.
-
-    Args:
-        gpus: numbers of GPUs, such as the default "1,8,32".
-        gpu_gib: memory of each; the default is that of a GPU of 80 GB.
 
     Raises:
         ValueError: no usable config.json, or settings whose sizes the run itself would refuse.
@@ -54,13 +49,11 @@ def dry_run(config: TrainConfig, gpus: str | None = None, gpu_gib: float | None 
     for plan in plans:
         fits = plan.peak <= capacity * GIB
         line = f"{_gpus(plan.world_size):>8}: {'fits' if fits else 'does not fit'}: {plan.peak / GIB:.1f} of {capacity:g} GiB"
-        print(line if fits else f"{line}; {advice(config, sizes, longest, plan.world_size, capacity)}")
-    sys.stdout.flush()
+        print(line if fits else f"{line}; {advice(config, sizes, longest, plan.world_size, capacity)}", flush=True)
     return 0 if any(plan.peak <= capacity * GIB for plan in plans) else 2
 
 
 def parse_gpus(text: str) -> list[int]:
-    """ "1,8,32" to [1, 8, 32]; ValueError for anything else."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) >= 1 for part in parts):
         raise ValueError(f"dry_gpus is {text!r}; it must be numbers of GPUs, for example {DEFAULT_GPUS}")
@@ -92,27 +85,29 @@ def check_sizes(config: TrainConfig, sizes: ModelSizes, longest: int) -> None:
     """Raise ValueError if a turn does not fit into the cache or into a micro-batch, as the run would at its start."""
     from memrl.training.memory_plan import cache_tokens
 
-    limits = f"the agent's limits allow turns of {longest} tokens"
-    if longest > (room := cache_tokens(config.rollout, sizes)):
-        raise ValueError(
-            f"{limits}, and rollout.cache_gib = {config.rollout.cache_gib:g} has room for {room}; raise it, or lower the limits"
-        )
-    if longest > (bound := config.rl.micro_batch_tokens):
-        raise ValueError(f"{limits}, and rl.micro_batch_tokens is {bound}; raise it, or lower the limits")
+    room, bound = cache_tokens(config.rollout, sizes), config.rl.micro_batch_tokens
+    for tokens, limit in (
+        (room, f"rollout.cache_gib = {config.rollout.cache_gib:g} has room for {room}"),
+        (bound, f"rl.micro_batch_tokens is {bound}"),
+    ):
+        if longest > tokens:
+            raise ValueError(f"the agent's limits allow turns of {longest} tokens, and {limit}; raise it, or lower the limits")
 
 
 def describe(config: TrainConfig, sizes: ModelSizes, longest: int, source: str) -> str:
     """The sizes that were planned with."""
-    from memrl.training.memory_plan import GIB, cache_tokens, kv_bytes_per_token
+    from memrl.sampler.kv_cache import KVCache
+    from memrl.training.memory_plan import GIB, cache_tokens
 
     rows = config.rollout.max_rows
+    unshared = rows * longest * KVCache.bytes_per_token(sizes.config, sizes.dtype) / GIB
     trained = f", {sum(sizes.trained):,} of adapters trained" if config.model.lora_rank else ""
     layers = "" if config.model.checkpoint_layers else ", layers not recomputed"
     return (
         f"{sizes.base:,} parameters of {sizes.itemsize} bytes{trained}; ZeRO-{config.engine.zero_stage}\n"
         f"micro-batches of {config.rl.micro_batch_tokens:,} tokens{layers}; longest turn {longest:,} tokens ({source})\n"
         f"key/value cache for {cache_tokens(config.rollout, sizes):,} tokens; {rows} rows of the longest turn that share nothing "
-        f"would take {rows * longest * kv_bytes_per_token(sizes) / GIB:.1f} GiB\n"
+        f"would take {unshared:.1f} GiB\n"
         "By arithmetic, not measured on a GPU: docs/memory.md"
     )
 
@@ -172,7 +167,7 @@ def find_fixes(config: TrainConfig, sizes: ModelSizes, longest: int, world_size:
         fixes = []
         for keys in itertools.combinations(candidates, number):
             changes = (dict(zip(keys, values, strict=True)) for values in itertools.product(*(candidates[key] for key in keys)))
-            fixes += list(itertools.islice(filter(fits, changes), 1))
+            fixes += itertools.islice(filter(fits, changes), 1)
         if fixes:
             return fixes[:MAX_FIXES]
     return []
@@ -182,30 +177,21 @@ def _candidates(config: TrainConfig, sizes: ModelSizes, longest: int) -> dict[st
     """Settings to try, cheapest first, each with its values, mildest first."""
     from memrl.training.memory_plan import cache_tokens
 
-    rl, engine, lora = config.rl, config.engine, config.model.lora_rank
-
-    def holds_a_turn(gib: float) -> bool:
-        return cache_tokens(replace(config.rollout, cache_gib=gib), sizes) >= longest
-
-    tokens = {size for size in _halves(rl.micro_batch_tokens) if size >= longest}
-    if (least := -(-longest // 256) * 256) < rl.micro_batch_tokens:
-        tokens.add(least)
-    found = {
-        "rl.reference": ["cpu"] if rl.reference == "device" and rl.kl_coef > 0 and not lora else [],
-        "rollout.cache_gib": [gib for gib in _halves(config.rollout.cache_gib) if holds_a_turn(gib)],
-        "rl.micro_batch_tokens": sorted(tokens, reverse=True),
-        "model.checkpoint_layers": [] if config.model.checkpoint_layers else [True],
-        "engine.offload_optimizer": [] if engine.offload_optimizer else [True],
-        "engine.offload_params": [True] if engine.zero_stage == 3 and not engine.offload_params else [],
-        "engine.zero_stage": [3] if engine.zero_stage < 3 else [],
-        "model.lora_rank": [] if lora else [LORA_RANK],
+    rl, engine, model = config.rl, config.engine, config.model
+    caches = [config.rollout.cache_gib / divisor for divisor in (2, 4, 8)]
+    batches = {rl.micro_batch_tokens // divisor for divisor in (2, 4, 8)} | {-(-longest // 256) * 256}
+    # Of each setting: whether it can still be changed, and its values.
+    found: dict[str, tuple[bool, list[Any]]] = {
+        "rl.reference": (rl.reference == "device" and rl.kl_coef > 0 and not model.lora_rank, ["cpu"]),
+        "rollout.cache_gib": (True, [g for g in caches if cache_tokens(replace(config.rollout, cache_gib=g), sizes) >= longest]),
+        "rl.micro_batch_tokens": (True, [n for n in sorted(batches, reverse=True) if longest <= n < rl.micro_batch_tokens]),
+        "model.checkpoint_layers": (not model.checkpoint_layers, [True]),
+        "engine.offload_optimizer": (not engine.offload_optimizer, [True]),
+        "engine.offload_params": (engine.zero_stage == 3 and not engine.offload_params, [True]),
+        "engine.zero_stage": (engine.zero_stage < 3, [3]),
+        "model.lora_rank": (not model.lora_rank, [LORA_RANK]),
     }
-    return {key: values for key, values in found.items() if values}
-
-
-def _halves(value: int | float) -> Iterator[int | float]:
-    for divisor in (2, 4, 8):
-        yield value // divisor if isinstance(value, int) else value / divisor
+    return {key: values for key, (is_free, values) in found.items() if is_free and values}
 
 
 def _changed(config: TrainConfig, change: dict[str, Any]) -> TrainConfig:
