@@ -131,7 +131,7 @@ class Trainer:
             on_step(0, {}, {}, self.validate(0))
         for step in range(first_step, steps):
             done, ends = step + 1, step + 1 == steps
-            stop.begin_step(done)
+            stop.step = done
             metrics, seconds = self.step(step)
             validation = self.validate(done) if validate_every and (done % validate_every == 0 or ends) else None
             stopping = stop.agreed()
@@ -142,7 +142,7 @@ class Trainer:
                 stopping = stop.agreed()  # also what was asked while saving
             if stopping:
                 return done
-        stop.end()
+        stop.step = None
         return steps
 
     def step(self, step: int) -> tuple[dict[str, float], dict[str, float]]:
