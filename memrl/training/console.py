@@ -35,25 +35,11 @@ _COLUMNS: tuple[tuple[str, int, str, Callable[[float], str]], ...] = (
 class StepTable:
     """Prints the main metrics of each step, named as in `docs/metrics.md`, and the time left at this process's pace."""
 
-    def __init__(
-        self,
-        total: int,
-        start: int = 0,
-        stream: TextIO | None = None,
-        *,
-        every: float = EVERY_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        """
-        Args:
-            total: steps of the run, `start` included.
-            start: steps done by an earlier process.
-            stream: standard error by default; silent ranks pass os.devnull.
-            every: seconds between rows if the stream is no terminal.
-        """
+    def __init__(self, total: int, start: int = 0, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic):
+        """The first `start` of the `total` steps were done by an earlier process. The stream is standard error by default."""
         # Without a terminal the progress prints no lines of its own, except the last one, which has the total time.
         self._progress = Progress("train", total, "steps", start=start, stream=stream, every=math.inf, clock=clock)
-        self._total, self._every, self._clock = total, every, clock
+        self._total, self._clock = total, clock
         self._step_width = max(len("step"), 2 * len(str(total)) + 1)
         self._last_row, self._waiting = -math.inf, ""
         self._has_header = False
@@ -82,7 +68,7 @@ class StepTable:
             self._validation = metrics["validation/reward"]
         shown = {"validation/reward": self._validation, "seconds_left": self._progress.seconds_left}
         line = self._line(f"{step}/{self._total}", {**metrics, **seconds, **shown})
-        if self._progress.has_bar or self._clock() - self._last_row >= self._every:
+        if self._progress.bar is not None or self._clock() - self._last_row >= EVERY_SECONDS:
             self._print(line)
         else:
             self._waiting = line
