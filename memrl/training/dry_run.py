@@ -24,6 +24,7 @@ CHAT_TOKENS = 40  # estimate of a chat template around a message without a token
 LORA_RANK = 16  # tried if the run does not fit
 MAX_FIXES = 3
 TITLE_WIDTH = 40
+NO_FIX = "none of the settings tried makes it fit; take more GPUs or a smaller model"
 
 
 def dry_run(config: TrainConfig, gpus: str | None, gpu_gib: float | None) -> int:
@@ -49,7 +50,12 @@ def dry_run(config: TrainConfig, gpus: str | None, gpu_gib: float | None) -> int
     for plan in plans:
         fits = plan.peak <= capacity * GIB
         line = f"{_gpus(plan.world_size):>8}: {'fits' if fits else 'does not fit'}: {plan.peak / GIB:.1f} of {capacity:g} GiB"
-        print(line if fits else f"{line}; {advice(config, sizes, longest, plan.world_size, capacity)}", flush=True)
+        if not fits:
+            fixes = find_fixes(config, sizes, longest, plan.world_size, capacity)
+            ways = (" and ".join(f"{key} {'true' if value is True else value}" for key, value in fix.items()) for fix in fixes)
+            advice = f"it would with {', or with '.join(ways)}" if fixes else NO_FIX
+            line = f"{line}; {advice}"
+        print(line, flush=True)
     return 0 if any(plan.peak <= capacity * GIB for plan in plans) else 2
 
 
@@ -104,7 +110,7 @@ def describe(config: TrainConfig, sizes: ModelSizes, longest: int, source: str) 
     trained = f", {sum(sizes.trained):,} of adapters trained" if config.model.lora_rank else ""
     layers = "" if config.model.checkpoint_layers else ", layers not recomputed"
     return (
-        f"{sizes.base:,} parameters of {sizes.itemsize} bytes{trained}; ZeRO-{config.engine.zero_stage}\n"
+        f"{sizes.base:,} parameters of {sizes.dtype.itemsize} bytes{trained}; ZeRO-{config.engine.zero_stage}\n"
         f"micro-batches of {config.rl.micro_batch_tokens:,} tokens{layers}; longest turn {longest:,} tokens ({source})\n"
         f"key/value cache for {cache_tokens(config.rollout, sizes):,} tokens; {rows} rows of the longest turn that share nothing "
         f"would take {unshared:.1f} GiB\n"
@@ -119,37 +125,24 @@ def table(plans: list[MemoryPlan]) -> str:
     def row(title: str, values: Iterable[int]) -> str:
         return title.ljust(TITLE_WIDTH) + "".join((f"{value / GIB:.1f}" if value else "-").rjust(10) for value in values)
 
-    def rows(*names: str) -> list[str]:
+    def section(heading: str, *names: str) -> list[str]:
         parts = [{key: size for name in names for key, size in getattr(plan, name).items()} for plan in plans]
-        return [row(f"  {key}", (part[key] for part in parts)) for key in parts[0]]
+        return [heading, *(row(f"  {key}", (part[key] for part in parts)) for key in parts[0])]
 
-    cpu = ["CPU memory for each GPU", *rows("cpu")]
-    cpu.append(row(f"  of a machine of {MACHINE_GPUS} GPUs", (plan.cpu_per_machine for plan in plans)))
     lines = [
         "",
         "GiB on each GPU".ljust(TITLE_WIDTH) + "".join(_gpus(plan.world_size).rjust(10) for plan in plans),
-        "all the time",
-        *rows("always"),
-        "while sampling",
-        *rows("sampling"),
+        *section("all the time", "always"),
+        *section("while sampling", "sampling"),
         row("  together with the above", (plan.sampling_peak for plan in plans)),
-        "while updating, the cache released",
-        *rows("backward", "step"),
+        *section("while updating, the cache released", "backward", "step"),
         row("  together, the step or all the others", (plan.updating_peak for plan in plans)),
         row("total, the larger of both", (plan.peak for plan in plans)),
-        *(cpu if plans[0].cpu else ()),
-        "",
     ]
-    return "\n".join(lines)
-
-
-def advice(config: TrainConfig, sizes: ModelSizes, longest: int, world_size: int, gpu_gib: float) -> str:
-    """Settings that would make the run fit, found by planning with them: as few as possible, several ways if there are."""
-    fixes = find_fixes(config, sizes, longest, world_size, gpu_gib)
-    if not fixes:
-        return "none of the settings tried makes it fit; take more GPUs or a smaller model"
-    ways = (" and ".join(f"{key} {'true' if value is True else value}" for key, value in fix.items()) for fix in fixes)
-    return f"it would with {', or with '.join(ways)}"
+    if plans[0].cpu:
+        lines += section("CPU memory for each GPU", "cpu")
+        lines.append(row(f"  of a machine of {MACHINE_GPUS} GPUs", (plan.cpu_per_machine for plan in plans)))
+    return "\n".join([*lines, ""])
 
 
 def find_fixes(config: TrainConfig, sizes: ModelSizes, longest: int, world_size: int, gpu_gib: float) -> list[dict[str, Any]]:

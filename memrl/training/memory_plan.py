@@ -50,10 +50,6 @@ class ModelSizes:
     numels: tuple[int, ...]
     trained: tuple[int, ...]
 
-    @property
-    def itemsize(self) -> int:
-        return self.dtype.itemsize
-
 
 @dataclass(frozen=True)
 class MemoryPlan:
@@ -110,7 +106,7 @@ def plan_memory(config: TrainConfig, sizes: ModelSizes, world_size: int) -> Memo
 
     The policy's state is partitioned as ZeRO does (Rajbhandari et al., arXiv 1910.02054).
     """
-    engine, w = config.engine, sizes.itemsize
+    engine, w = config.engine, sizes.dtype.itemsize
     is_cut, is_moved = engine.zero_stage == 3, engine.offload_optimizer
     weights = w * partition_elements(sizes.numels, world_size)
     part = FP32 * partition_elements(sizes.trained, world_size)
@@ -120,15 +116,18 @@ def plan_memory(config: TrainConfig, sizes: ModelSizes, world_size: int) -> Memo
     is_waiting = config.rl.reference == "cpu"
     if is_cut:
         small = w * sum(numel for numel in sizes.numels if numel <= engine.persistence_threshold)
-        held, gradients, num_buckets = small + (0 if engine.offload_params else weights), 0 if is_moved else part, 1
-    else:  # a second bucket is allocated with the backward pass
-        held, gradients, num_buckets = w * sum(sizes.numels), FP32 * sum(sizes.trained) if engine.zero_stage == 1 else part, 2
+        held = small + (0 if engine.offload_params else weights)
+        gradients = 0 if is_moved else part
+    else:
+        held = w * sum(sizes.numels)
+        gradients = FP32 * sum(sizes.trained) if engine.zero_stage == 1 else part
     always = {
         "weights": held,
         "masters": 0 if is_moved else part,
         "Adam moments": 0 if is_moved else ADAM_MOMENTS * part,
         "gradients": gradients,
-        "reduction bucket": w * REDUCE_BUCKET * num_buckets,
+        # Two under ZeRO-1 and 2, allocated with the backward pass.
+        "reduction bucket": w * REDUCE_BUCKET * (1 if is_cut else 2),
         "replica": replica,
         "reference": 0 if is_waiting else reference,
         "CUDA, NCCL, fragmentation (assumed)": RESERVE,
@@ -195,12 +194,12 @@ def sampler_bytes(rollout: RolloutOptions, validation: ValidationOptions, sizes:
 def forward_bytes_per_token(sizes: ModelSizes) -> int:
     """Peak of a forward pass without gradient: x, residual, norm, and four tensors of the feed-forward size."""
     shape = sizes.config
-    return sizes.itemsize * (4 * shape.intermediate_size + 3 * shape.hidden_size) + _position_bytes(sizes)
+    return sizes.dtype.itemsize * (4 * shape.intermediate_size + 3 * shape.hidden_size) + _position_bytes(sizes)
 
 
 def saved_bytes_per_token(sizes: ModelSizes, lora_rank: int = 0) -> int:
     """Bytes that autograd saves per token in one layer, as counted with `saved_tensors_hooks`, without weights."""
-    shape, w = sizes.config, sizes.itemsize
+    shape, w = sizes.config, sizes.dtype.itemsize
     q, kv = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
     norms = 2 * _norm_bytes(shape.hidden_size, 1, w)
     qk_norms = _norm_bytes(q, shape.num_heads, w) + _norm_bytes(kv, shape.num_kv_heads, w) - w * (q + kv)
@@ -214,12 +213,12 @@ def saved_bytes_per_token(sizes: ModelSizes, lora_rank: int = 0) -> int:
 def backward_bytes_per_token(sizes: ModelSizes) -> int:
     """What a layer's backward pass adds to the saved bytes: gradients of its output, of silu(gate) up, and of one factor."""
     shape = sizes.config
-    return sizes.itemsize * (2 * shape.intermediate_size + shape.hidden_size) + _position_bytes(sizes)
+    return sizes.dtype.itemsize * (2 * shape.intermediate_size + shape.hidden_size) + _position_bytes(sizes)
 
 
 def backward_bytes(config: TrainConfig, sizes: ModelSizes, world_size: int) -> dict[str, int]:
     """One micro-batch of rl.micro_batch_tokens, all of which may be response tokens."""
-    shape, w, tokens = sizes.config, sizes.itemsize, config.rl.micro_batch_tokens
+    shape, w, tokens = sizes.config, sizes.dtype.itemsize, config.rl.micro_batch_tokens
     width, largest = shape.hidden_size, max(sizes.trained)
     saved = tokens * saved_bytes_per_token(sizes, config.model.lora_rank)
     layer = tokens * backward_bytes_per_token(sizes)
@@ -248,7 +247,7 @@ def _norm_bytes(size: int, num_rows: int, w: int) -> int:
 
 def _position_bytes(sizes: ModelSizes) -> int:
     """Cosines, sines, ids and positions, for all layers together."""
-    return 2 * sizes.itemsize * sizes.config.head_size + 16
+    return 2 * sizes.dtype.itemsize * sizes.config.head_size + 16
 
 
 def _pinned(size: int) -> int:

@@ -105,29 +105,22 @@ def warm_up(
     first_word, end_word = len(tokenizer.special_ids), len(tokenizer.hf)
     quotes = quote_batches(np.random.default_rng((seed, 0)), options.batch_size, first_word, end_word)
     lessons = lesson_batches(random.Random(f"{seed} lessons"), options, tokenizer, agent)
-    _fit(model, quotes, options.quote_steps, QUOTE_RATE, lambda part: 1 - part, on_step)
-    _fit(model, lessons, options.teach_steps, TEACH_RATE, lambda part: 0.5 * (1 + math.cos(math.pi * part)), on_step)
-
-
-def _fit(
-    model: Transformer,
-    batches: Iterator[Batch],
-    steps: int,
-    peak_rate: float,
-    schedule: Callable[[float], float],
-    on_step: Callable[[], None],
-) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=peak_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    phases: tuple[tuple[Iterator[Batch], int, float, Callable[[float], float]], ...] = (
+        (quotes, options.quote_steps, QUOTE_RATE, lambda part: 1 - part),
+        (lessons, options.teach_steps, TEACH_RATE, lambda part: 0.5 * (1 + math.cos(math.pi * part))),
+    )
     model.train()
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = peak_rate * schedule(step / steps)
-        batch = next(batches)
-        logprobs, _ = model(batch.ids, PackedContext(batch.seq_lens), batch.select, batch.targets)
-        optimizer.zero_grad()
-        (-logprobs.mean()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        on_step()
+    for batches, steps, peak_rate, schedule in phases:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=peak_rate, betas=(0.9, 0.98), weight_decay=0.01)
+        for step in range(steps):
+            optimizer.param_groups[0]["lr"] = peak_rate * schedule(step / steps)
+            batch = next(batches)
+            logprobs, _ = model(batch.ids, PackedContext(batch.seq_lens), batch.select, batch.targets)
+            optimizer.zero_grad()
+            (-logprobs.mean()).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            on_step()
 
 
 def quote_batches(rng: np.random.Generator, batch_size: int, first_word: int, end_word: int) -> Iterator[Batch]:
