@@ -66,16 +66,12 @@ class GracefulStop:
 
     def _listen(self, listener: int) -> None:
         while True:
-            for number in os.read(listener, 64):
-                if number in SIGNALS:
-                    self._handle(number)
-
-    def _handle(self, number: int) -> None:
-        if self.step is None or (self._received and time.monotonic() - self._received_at > SAME_REQUEST_S):
-            _say(f"stopped at once; {self._advice}")
-            os._exit(128 + number)  # a normal exit could wait for a collective that other ranks never join
-        if not self._received:
-            self._request(number)
+            for number in filter(SIGNALS.__contains__, os.read(listener, 64)):
+                if self.step is None or (self._received and time.monotonic() - self._received_at > SAME_REQUEST_S):
+                    _say(f"stopped at once; {self._advice}")
+                    os._exit(128 + number)  # a normal exit could wait for a collective that other ranks never join
+                if not self._received:
+                    self._request(number)
 
     def _request(self, number: int) -> None:
         self._received, self._received_at = number, time.monotonic()

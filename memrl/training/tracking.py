@@ -33,13 +33,12 @@ class Tracker:
     """Logs each step once to every configured tracker, also in a run that was killed and resumed. For one rank only."""
 
     def __init__(self, run_dir: str | Path, options: LogOptions, config: dict, first_step: int):
-        """Open the configured trackers; raises ValueError as `check_tracking`.
+        """Open the configured trackers.
 
         Args:
             config: the run's resolved settings, shown beside its metrics.
             first_step: steps that are done; later points of a killed run are purged (TensorBoard) or not logged again (W&B).
         """
-        check_tracking(options)
         self._trackers: list[_TensorBoard | _WandB] = []
         wanted = {
             _TensorBoard: options.tensorboard and _is_installed("tensorboard"),

@@ -1,11 +1,4 @@
-"""Bounds of numeric options, given beside the dataclass fields they belong to, and one check for all of them.
-
-@dataclass
-class Options:
-    steps: int = bounded(400, at_least=1)
-
-check_options(Options(steps=0))  # ValueError: steps is 0; it must be at least 1
-"""
+"""Bounds of numeric options, given beside the dataclass fields they belong to, and one check for all of them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.live import Live
-    from rich.table import Table
 
 EVERY_SECONDS = 10.0
 
@@ -48,7 +47,7 @@ class Progress:
         self._printed = ""
         self._open = False
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self):
         self._began = self._last_line = self._clock()
         self._open = True
         if self._stream.isatty():
@@ -116,7 +115,7 @@ class Progress:
         self._printed, self._last_line = line, self._clock()
         print(line, file=self._stream, flush=True)
 
-    def _render(self) -> "Table":
+    def _render(self):
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
