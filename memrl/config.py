@@ -352,29 +352,28 @@ def validate_start(config: TrainConfig) -> None:
     """
     model, data, validation = config.model.path, config.data.path, config.validation.path
     miniature = Path(config.agent.prompts).stem.startswith("miniature")
-    if model is not None:
-        _require(Path(model).is_dir(), f"model.path {model} is not a folder; download the checkpoint there, or correct the path")
-        _require(data is not None, "data.path is missing: your own model (model.path) needs your own documents")
+    _require(
+        model is None or Path(model).is_dir(),
+        f"model.path {model} is not a folder; download the checkpoint there, or correct the path",
+    )
+    for name, path, is_read in (("data.path", data, True), ("validation.path", validation, config.validation.every)):
         _require(
-            not miniature and not config.report.lengths,
-            "model.path is set, but agent.prompts or report.lengths are the miniature's; give --config configs/memagent_7b.yaml "
-            "or another that fits your model (without --config, configs/tiny.yaml is used)",
-        )
-    else:
-        _require(data is None, "data.path is set, but model.path is not: the miniature reads only its own documents")
-        _require(
-            miniature,
-            "model.path is not set, so this would be the miniature, but its settings are missing; give --config "
-            "configs/tiny.yaml first, or a model.path",
-        )
-    if config.validation.every:
-        _require(
-            model is None or validation is not None,
-            "validation.path is missing: your own model (model.path) is validated on your own documents",
+            model is None or path is not None or not is_read,
+            f"{name} is missing: your own model (model.path) needs your own documents",
         )
         _require(
-            model is not None or validation is None,
-            "validation.path is set, but model.path is not: the miniature is validated on its own documents",
+            model is not None or path is None or not is_read,
+            f"{name} is set, but model.path is not: the miniature reads only its own documents",
         )
+    _require(
+        model is None or not (miniature or config.report.lengths),
+        "model.path is set, but agent.prompts or report.lengths are the miniature's; give --config configs/memagent_7b.yaml "
+        "or another that fits your model (without --config, configs/tiny.yaml is used)",
+    )
+    _require(
+        model is not None or miniature,
+        "model.path is not set, so this would be the miniature, but its settings are missing; give --config "
+        "configs/tiny.yaml first, or a model.path",
+    )
     for name, path in (("data.path", data), ("validation.path", validation)):
         _require(path is None or Path(path).is_file(), f"{name} {path} is not a file")

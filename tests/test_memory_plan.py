@@ -66,7 +66,7 @@ def real_model(shape, dtype=BF16, lora_rank=0, checkpoint_layers=False) -> Trans
 def test_parameters_are_counted_as_a_real_model_holds_them(tied, lora_rank):
     shape = replace(SMALL, tie_word_embeddings=tied)
     sizes, model = count_sizes(shape, BF16, lora_rank), real_model(shape, lora_rank=lora_rank)
-    assert sum(sizes.numels) * sizes.itemsize == sum(p.nbytes for p in model.parameters())
+    assert sum(sizes.numels) * sizes.dtype.itemsize == sum(p.nbytes for p in model.parameters())
     assert sum(sizes.trained) == sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert sizes.base == sum(p.numel() for p in Transformer(shape).parameters())
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from memrl.model.hf_config import CheckpointError, config_to_json, dtype_named, read_json
 from memrl.model.transformer import Transformer, TransformerConfig, meta_model
-from memrl.utils.files import sync_path, sync_tree
+from memrl.utils.atomic_dirs import aside, swap_in
+from memrl.utils.files import sync_tree
 
 SHARD_BYTES = 5_000_000_000
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
@@ -65,7 +66,7 @@ def save_state(
     """
     target = Path(path).resolve()
     _refuse_to_replace(target)
-    fresh, old = target.with_name(f".{target.name}.new"), target.with_name(f".{target.name}.old")
+    fresh = aside(target, "new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     try:
@@ -81,17 +82,7 @@ def save_state(
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
-    if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        target.rename(old)
-    try:
-        fresh.rename(target)
-    except OSError:
-        if old.exists():
-            old.rename(target)
-        raise
-    sync_path(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    swap_in(fresh, target)
 
 
 def first_few(names: list[str], limit: int = 3) -> str:

@@ -38,8 +38,8 @@ from memrl.config import TrainConfig, ValidationOptions
 from memrl.engine import distributed
 from memrl.engine.deepspeed_engine import Engine
 from memrl.engine.reshard import load_resharded
-from memrl.training.atomic_dirs import aside, finish_swap, make_empty, publish, swap_in
-from memrl.training.same_run import check_same_run, disagreement, sees, unseen
+from memrl.training.same_run import check_same_run, disagreement, unseen
+from memrl.utils.atomic_dirs import aside, finish_swap, publish, swap_in
 from memrl.utils.files import fingerprint, sync_path, sync_tree, write_whole
 from memrl.utils.journal import Journal
 
@@ -61,10 +61,8 @@ class RunFolder:
     def open(self, config: TrainConfig, inputs: dict[str, str]) -> int:
         """Create the folder or resume its run; returns the number of steps done. Collective over ranks.
 
-        A folder without steps and without start/ may be reused with new settings.
-
-        Args:
-            inputs: fingerprints of the run's input files, by name; see `fingerprint`.
+        A folder without steps and without start/ may be reused with new settings. `inputs` are fingerprints of the run's input
+        files, by name.
 
         Raises:
             ValueError: another process trains here; the folder holds a run of other settings or inputs, or any run while `resume`
@@ -82,7 +80,7 @@ class RunFolder:
         problem, step, mark, theirs = distributed.from_rank_0((problem, step, mark, mine))
         if problem is not None:
             raise ValueError(problem)
-        problem = disagreement(theirs, mine) or (None if sees(self.path / LOCK, mark) else unseen(self.path))
+        problem = disagreement(theirs, mine) or unseen(self.path / LOCK, mark)
         if problems := distributed.gather_lists([problem] if problem else []):
             raise ValueError(problems[0])
         return step
@@ -136,18 +134,13 @@ class RunFolder:
         return sorted(int(match[1]) for match in found if match)
 
     def save(self, engine: Engine, step: int, keep_last: int, export: Callable[[Path], None] | None = None) -> None:
-        """Write the checkpoint after `step` steps under a temporary name and rename it; collective over ranks.
+        """Write the checkpoint after `step` steps under a temporary name and rename it; raises SaveError. Collective over ranks.
 
-        Args:
-            export: writes a Hugging Face folder of the weights to the given path; called on rank 0 only. It becomes the
-                checkpoint's model/ and the run's model/.
-
-        Raises:
-            SaveError: on every rank, if one of them could not write; earlier checkpoints are intact.
+        `export`, called on rank 0, writes a Hugging Face folder of the weights: the checkpoint's and the run's model/.
         """
         temporary = self.checkpoints / f"tmp-{step}"
         what = f"the checkpoint after step {step}"
-        self._on_rank_0(what, temporary, lambda: make_empty(temporary))
+        self._on_rank_0(what, temporary, temporary.mkdir)  # `open` deleted what a killed run left there
         self._together(what, temporary, lambda: engine.save(temporary))
         self._on_rank_0(what, temporary, lambda: self._complete(temporary, step, keep_last, export))
 
@@ -181,14 +174,8 @@ class RunFolder:
         A resumed run that repeats steps gets the same weights and scores, so best/ may already be from a later step. Scores of
         other validation settings, or of a validation file with other content, are not compared.
 
-        Args:
-            export: as for `save`.
-
         Returns:
-            Whether best/ was replaced; the same on all ranks.
-
-        Raises:
-            SaveError: as `save`; the old best/ is intact.
+            Whether best/ was replaced; the same on all ranks. SaveError leaves the old best/ intact.
         """
         better = distributed.from_rank_0(score > self._best_score())
         if better:
@@ -201,6 +188,7 @@ class RunFolder:
         export(fresh)
         record = {"step": step, "score": score, "validation": self._validation}
         (fresh / "best.json").write_text(json.dumps(record) + "\n")
+        sync_tree(fresh)
         swap_in(fresh, self.path / "best")
 
     def _best_score(self) -> float:
@@ -231,10 +219,9 @@ class RunFolder:
             )
 
     def load(self, engine: Engine, step: int) -> None:
-        """Restore the engine's state after `step` steps, also on another number of ranks. Collective over ranks.
+        """Restore the engine's state after `step` steps, also on another number of ranks; collective over ranks.
 
-        Raises:
-            ValueError: the checkpoint is damaged.
+        Raises ValueError if the checkpoint is damaged.
         """
         folder = self.checkpoints / f"step-{step}"
         try:
@@ -246,11 +233,8 @@ class RunFolder:
                 if distributed.rank() == 0:
                     print(f"{folder} was saved by {ranks} ranks, this run has {distributed.world_size()}: {carried}", flush=True)
         except Exception as error:  # DeepSpeed and torch raise many kinds for a damaged file
-            reason = str(error).strip().splitlines()
-            message = (
-                f"the checkpoint {folder} cannot be read ({reason[0] if reason else type(error).__name__}); delete that folder "
-                "to resume from an earlier one"
-            )
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            message = f"the checkpoint {folder} cannot be read ({reason}); delete that folder to resume from an earlier one"
             if distributed.rank():  # rank 0 prints only its own error, and its files may be intact
                 print(f"error: rank {distributed.rank()}: {message}", file=sys.stderr, flush=True)
             raise ValueError(message) from error

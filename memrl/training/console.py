@@ -32,41 +32,21 @@ _COLUMNS: tuple[tuple[str, int, str, Callable[[float], str]], ...] = (
 )
 
 
-class StepTable:
+class StepTable(Progress):
     """Prints the main metrics of each step, named as in `docs/metrics.md`, and the time left at this process's pace."""
 
-    def __init__(
-        self,
-        total: int,
-        start: int = 0,
-        stream: TextIO | None = None,
-        *,
-        every: float = EVERY_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        """
-        Args:
-            total: steps of the run, `start` included.
-            start: steps done by an earlier process.
-            stream: standard error by default; silent ranks pass os.devnull.
-            every: seconds between rows if the stream is no terminal.
-        """
+    def __init__(self, total: int, start: int = 0, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic):
         # Without a terminal the progress prints no lines of its own, except the last one, which has the total time.
-        self._progress = Progress("train", total, "steps", start=start, stream=stream, every=math.inf, clock=clock)
-        self._total, self._every, self._clock = total, every, clock
+        super().__init__("train", total, "steps", start=start, stream=stream, every=math.inf, clock=clock)
+        self._steps = total
         self._step_width = max(len("step"), 2 * len(str(total)) + 1)
         self._last_row, self._waiting = -math.inf, ""
-        self._has_header = False
         self._validation: float | None = None
-
-    def __enter__(self) -> "StepTable":
-        self._progress.__enter__()
-        return self
 
     def __exit__(self, *exception: object) -> None:
         if self._waiting:
-            self._print(self._waiting)
-        self._progress.__exit__(*exception)
+            self._print_row(self._waiting)
+        super().__exit__(*exception)
 
     def row(self, step: int, metrics: Mapping[str, float | None], seconds: Mapping[str, float | None]) -> None:
         """Show a finished step.
@@ -77,29 +57,25 @@ class StepTable:
                 the latest score. Missing values and None are shown as a dash.
             seconds: "step_s" and "tokens_per_s" of timing.jsonl.
         """
-        self._progress.set(step)
+        self.set(step)
         if metrics.get("validation/reward") is not None:
             self._validation = metrics["validation/reward"]
-        shown = {"validation/reward": self._validation, "seconds_left": self._progress.seconds_left}
-        line = self._line(f"{step}/{self._total}", {**metrics, **seconds, **shown})
-        if self._progress.has_bar or self._clock() - self._last_row >= self._every:
-            self._print(line)
-        else:
-            self._waiting = line
-
-    def _line(self, first: str, values: Mapping[str, float | None]) -> str:
-        cells = [first.rjust(self._step_width)]
+        values = {**metrics, **seconds, "validation/reward": self._validation, "seconds_left": self.seconds_left}
+        cells = [f"{step}/{self._steps}".rjust(self._step_width)]
         for _, width, name, show in _COLUMNS:
             value = values.get(name)
             cells.append(("-" if value is None else show(value)).rjust(width))
-        return "  ".join(cells)
+        line = "  ".join(cells)
+        if self.bar is not None or self._clock() - self._last_row >= EVERY_SECONDS:
+            self._print_row(line)
+        else:
+            self._waiting = line
 
-    def _print(self, line: str) -> None:
-        if not self._has_header:
+    def _print_row(self, line: str) -> None:
+        if math.isinf(self._last_row):
             titles = (title.rjust(width) for title, width, _, _ in _COLUMNS)
-            self._progress.log("  ".join(("step".rjust(self._step_width), *titles)))
-            self._has_header = True
-        self._progress.log(line)
+            self.log("  ".join(("step".rjust(self._step_width), *titles)))
+        self.log(line)
         self._last_row, self._waiting = self._clock(), ""
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,14 +24,11 @@ CHAT_TOKENS = 40  # estimate of a chat template around a message without a token
 LORA_RANK = 16  # tried if the run does not fit
 MAX_FIXES = 3
 TITLE_WIDTH = 40
+NO_FIX = "none of the settings tried makes it fit; take more GPUs or a smaller model"
 
 
-def dry_run(config: TrainConfig, gpus: str | None = None, gpu_gib: float | None = None) -> int:
+def dry_run(config: TrainConfig, gpus: str | None, gpu_gib: float | None) -> int:
     """Print the plan for each number of GPUs; the exit code: 0 if the run fits for at least one of them, otherwise 2.
-
-    Args:
-        gpus: numbers of GPUs, such as the default "1,8,32".
-        gpu_gib: memory of each; the default is that of a GPU of 80 GB.
 
     Raises:
         ValueError: no usable config.json, or settings whose sizes the run itself would refuse.
@@ -54,13 +50,16 @@ def dry_run(config: TrainConfig, gpus: str | None = None, gpu_gib: float | None 
     for plan in plans:
         fits = plan.peak <= capacity * GIB
         line = f"{_gpus(plan.world_size):>8}: {'fits' if fits else 'does not fit'}: {plan.peak / GIB:.1f} of {capacity:g} GiB"
-        print(line if fits else f"{line}; {advice(config, sizes, longest, plan.world_size, capacity)}")
-    sys.stdout.flush()
+        if not fits:
+            fixes = find_fixes(config, sizes, longest, plan.world_size, capacity)
+            ways = (" and ".join(f"{key} {'true' if value is True else value}" for key, value in fix.items()) for fix in fixes)
+            advice = f"it would with {', or with '.join(ways)}" if fixes else NO_FIX
+            line = f"{line}; {advice}"
+        print(line, flush=True)
     return 0 if any(plan.peak <= capacity * GIB for plan in plans) else 2
 
 
 def parse_gpus(text: str) -> list[int]:
-    """ "1,8,32" to [1, 8, 32]; ValueError for anything else."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) >= 1 for part in parts):
         raise ValueError(f"dry_gpus is {text!r}; it must be numbers of GPUs, for example {DEFAULT_GPUS}")
@@ -92,27 +91,29 @@ def check_sizes(config: TrainConfig, sizes: ModelSizes, longest: int) -> None:
     """Raise ValueError if a turn does not fit into the cache or into a micro-batch, as the run would at its start."""
     from memrl.training.memory_plan import cache_tokens
 
-    limits = f"the agent's limits allow turns of {longest} tokens"
-    if longest > (room := cache_tokens(config.rollout, sizes)):
-        raise ValueError(
-            f"{limits}, and rollout.cache_gib = {config.rollout.cache_gib:g} has room for {room}; raise it, or lower the limits"
-        )
-    if longest > (bound := config.rl.micro_batch_tokens):
-        raise ValueError(f"{limits}, and rl.micro_batch_tokens is {bound}; raise it, or lower the limits")
+    room, bound = cache_tokens(config.rollout, sizes), config.rl.micro_batch_tokens
+    for tokens, limit in (
+        (room, f"rollout.cache_gib = {config.rollout.cache_gib:g} has room for {room}"),
+        (bound, f"rl.micro_batch_tokens is {bound}"),
+    ):
+        if longest > tokens:
+            raise ValueError(f"the agent's limits allow turns of {longest} tokens, and {limit}; raise it, or lower the limits")
 
 
 def describe(config: TrainConfig, sizes: ModelSizes, longest: int, source: str) -> str:
     """The sizes that were planned with."""
-    from memrl.training.memory_plan import GIB, cache_tokens, kv_bytes_per_token
+    from memrl.sampler.kv_cache import KVCache
+    from memrl.training.memory_plan import GIB, cache_tokens
 
     rows = config.rollout.max_rows
+    unshared = rows * longest * KVCache.bytes_per_token(sizes.config, sizes.dtype) / GIB
     trained = f", {sum(sizes.trained):,} of adapters trained" if config.model.lora_rank else ""
     layers = "" if config.model.checkpoint_layers else ", layers not recomputed"
     return (
-        f"{sizes.base:,} parameters of {sizes.itemsize} bytes{trained}; ZeRO-{config.engine.zero_stage}\n"
+        f"{sizes.base:,} parameters of {sizes.dtype.itemsize} bytes{trained}; ZeRO-{config.engine.zero_stage}\n"
         f"micro-batches of {config.rl.micro_batch_tokens:,} tokens{layers}; longest turn {longest:,} tokens ({source})\n"
         f"key/value cache for {cache_tokens(config.rollout, sizes):,} tokens; {rows} rows of the longest turn that share nothing "
-        f"would take {rows * longest * kv_bytes_per_token(sizes) / GIB:.1f} GiB\n"
+        f"would take {unshared:.1f} GiB\n"
         "By arithmetic, not measured on a GPU: docs/memory.md"
     )
 
@@ -124,37 +125,24 @@ def table(plans: list[MemoryPlan]) -> str:
     def row(title: str, values: Iterable[int]) -> str:
         return title.ljust(TITLE_WIDTH) + "".join((f"{value / GIB:.1f}" if value else "-").rjust(10) for value in values)
 
-    def rows(*names: str) -> list[str]:
+    def section(heading: str, *names: str) -> list[str]:
         parts = [{key: size for name in names for key, size in getattr(plan, name).items()} for plan in plans]
-        return [row(f"  {key}", (part[key] for part in parts)) for key in parts[0]]
+        return [heading, *(row(f"  {key}", (part[key] for part in parts)) for key in parts[0])]
 
-    cpu = ["CPU memory for each GPU", *rows("cpu")]
-    cpu.append(row(f"  of a machine of {MACHINE_GPUS} GPUs", (plan.cpu_per_machine for plan in plans)))
     lines = [
         "",
         "GiB on each GPU".ljust(TITLE_WIDTH) + "".join(_gpus(plan.world_size).rjust(10) for plan in plans),
-        "all the time",
-        *rows("always"),
-        "while sampling",
-        *rows("sampling"),
+        *section("all the time", "always"),
+        *section("while sampling", "sampling"),
         row("  together with the above", (plan.sampling_peak for plan in plans)),
-        "while updating, the cache released",
-        *rows("backward", "step"),
+        *section("while updating, the cache released", "backward", "step"),
         row("  together, the step or all the others", (plan.updating_peak for plan in plans)),
         row("total, the larger of both", (plan.peak for plan in plans)),
-        *(cpu if plans[0].cpu else ()),
-        "",
     ]
-    return "\n".join(lines)
-
-
-def advice(config: TrainConfig, sizes: ModelSizes, longest: int, world_size: int, gpu_gib: float) -> str:
-    """Settings that would make the run fit, found by planning with them: as few as possible, several ways if there are."""
-    fixes = find_fixes(config, sizes, longest, world_size, gpu_gib)
-    if not fixes:
-        return "none of the settings tried makes it fit; take more GPUs or a smaller model"
-    ways = (" and ".join(f"{key} {'true' if value is True else value}" for key, value in fix.items()) for fix in fixes)
-    return f"it would with {', or with '.join(ways)}"
+    if plans[0].cpu:
+        lines += section("CPU memory for each GPU", "cpu")
+        lines.append(row(f"  of a machine of {MACHINE_GPUS} GPUs", (plan.cpu_per_machine for plan in plans)))
+    return "\n".join([*lines, ""])
 
 
 def find_fixes(config: TrainConfig, sizes: ModelSizes, longest: int, world_size: int, gpu_gib: float) -> list[dict[str, Any]]:
@@ -172,7 +160,7 @@ def find_fixes(config: TrainConfig, sizes: ModelSizes, longest: int, world_size:
         fixes = []
         for keys in itertools.combinations(candidates, number):
             changes = (dict(zip(keys, values, strict=True)) for values in itertools.product(*(candidates[key] for key in keys)))
-            fixes += list(itertools.islice(filter(fits, changes), 1))
+            fixes += itertools.islice(filter(fits, changes), 1)
         if fixes:
             return fixes[:MAX_FIXES]
     return []
@@ -182,30 +170,21 @@ def _candidates(config: TrainConfig, sizes: ModelSizes, longest: int) -> dict[st
     """Settings to try, cheapest first, each with its values, mildest first."""
     from memrl.training.memory_plan import cache_tokens
 
-    rl, engine, lora = config.rl, config.engine, config.model.lora_rank
-
-    def holds_a_turn(gib: float) -> bool:
-        return cache_tokens(replace(config.rollout, cache_gib=gib), sizes) >= longest
-
-    tokens = {size for size in _halves(rl.micro_batch_tokens) if size >= longest}
-    if (least := -(-longest // 256) * 256) < rl.micro_batch_tokens:
-        tokens.add(least)
-    found = {
-        "rl.reference": ["cpu"] if rl.reference == "device" and rl.kl_coef > 0 and not lora else [],
-        "rollout.cache_gib": [gib for gib in _halves(config.rollout.cache_gib) if holds_a_turn(gib)],
-        "rl.micro_batch_tokens": sorted(tokens, reverse=True),
-        "model.checkpoint_layers": [] if config.model.checkpoint_layers else [True],
-        "engine.offload_optimizer": [] if engine.offload_optimizer else [True],
-        "engine.offload_params": [True] if engine.zero_stage == 3 and not engine.offload_params else [],
-        "engine.zero_stage": [3] if engine.zero_stage < 3 else [],
-        "model.lora_rank": [] if lora else [LORA_RANK],
+    rl, engine, model = config.rl, config.engine, config.model
+    caches = [config.rollout.cache_gib / divisor for divisor in (2, 4, 8)]
+    batches = {rl.micro_batch_tokens // divisor for divisor in (2, 4, 8)} | {-(-longest // 256) * 256}
+    # Of each setting: whether it can still be changed, and its values.
+    found: dict[str, tuple[bool, list[Any]]] = {
+        "rl.reference": (rl.reference == "device" and rl.kl_coef > 0 and not model.lora_rank, ["cpu"]),
+        "rollout.cache_gib": (True, [g for g in caches if cache_tokens(replace(config.rollout, cache_gib=g), sizes) >= longest]),
+        "rl.micro_batch_tokens": (True, [n for n in sorted(batches, reverse=True) if longest <= n < rl.micro_batch_tokens]),
+        "model.checkpoint_layers": (not model.checkpoint_layers, [True]),
+        "engine.offload_optimizer": (not engine.offload_optimizer, [True]),
+        "engine.offload_params": (engine.zero_stage == 3 and not engine.offload_params, [True]),
+        "engine.zero_stage": (engine.zero_stage < 3, [3]),
+        "model.lora_rank": (not model.lora_rank, [LORA_RANK]),
     }
-    return {key: values for key, values in found.items() if values}
-
-
-def _halves(value: int | float) -> Iterator[int | float]:
-    for divisor in (2, 4, 8):
-        yield value // divisor if isinstance(value, int) else value / divisor
+    return {key: values for key, (is_free, values) in found.items() if is_free and values}
 
 
 def _changed(config: TrainConfig, change: dict[str, Any]) -> TrainConfig:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 
 from memrl.engine import distributed
 
@@ -23,21 +24,19 @@ SAME_REQUEST_S = 2.0
 class GracefulStop:
     """Handles SIGINT and SIGTERM of this process; make one, in the main thread.
 
-    Before the first `begin_step` and after `end` a signal ends the process at once, with exit code 128 + its number. In between,
-    the first signal requests a stop after the step; a second one ends the process at once.
+    While `step` is None a signal ends the process at once, with exit code 128 + its number. Otherwise the first signal requests a
+    stop after the step; a second one ends the process at once.
 
     Attributes:
         signal: number of the signal that the ranks agreed to stop for; 0 for none.
+        step: the running step, counted from 1, after which a signal stops the run.
     """
 
     def __init__(self, advice: str):
-        """
-        Args:
-            advice: how to resume; printed when the process ends at once.
-        """
+        """`advice`, how to resume, is printed when the process ends at once."""
         self.signal = 0
+        self.step: int | None = None
         self._advice = advice
-        self._step: int | None = None
         self._compared: int | None = None  # the last step after which the ranks compared
         self._received, self._received_at = 0, 0.0
         for number in SIGNALS:
@@ -47,23 +46,17 @@ class GracefulStop:
         listener, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-        os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_forget_signals)
+        # Children must not write to the pipe, so signals are blocked from before a fork until the child has let go of it.
+        block, unblock = (partial(signal.pthread_sigmask, how, SIGNALS) for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK))
+        os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=_forget_signals)
         threading.Thread(target=self._listen, args=(listener,), name="signals", daemon=True).start()
-
-    def begin_step(self, step: int) -> None:
-        """From now on a signal stops the run after step `step` (counted from 1) is saved."""
-        self._step = step
-
-    def end(self) -> None:
-        """From now on a signal ends the process at once."""
-        self._step = None
 
     def agreed(self) -> bool:
         """Whether all ranks stop after this step; collective over ranks."""
         self.signal = distributed.max_over_ranks(self._received)
         if self.signal and not self._received:
             self._request(self.signal)
-        self._compared = self._step
+        self._compared = self.step
         return self.signal != 0
 
     @property
@@ -73,40 +66,25 @@ class GracefulStop:
 
     def _listen(self, listener: int) -> None:
         while True:
-            for number in os.read(listener, 64):
-                if number in SIGNALS:
-                    self._handle(number)
-
-    def _handle(self, number: int) -> None:
-        if self._step is None or (self._received and time.monotonic() - self._received_at > SAME_REQUEST_S):
-            _say(f"stopped at once; {self._advice}")
-            os._exit(128 + number)  # a normal exit could wait for a collective that other ranks never join
-        if not self._received:
-            self._request(number)
+            for number in filter(SIGNALS.__contains__, os.read(listener, 64)):
+                if self.step is None or (self._received and time.monotonic() - self._received_at > SAME_REQUEST_S):
+                    _say(f"stopped at once; {self._advice}")
+                    os._exit(128 + number)  # a normal exit could wait for a collective that other ranks never join
+                if not self._received:
+                    self._request(number)
 
     def _request(self, number: int) -> None:
         self._received, self._received_at = number, time.monotonic()
         # After `agreed` the step is done: it is being saved, or the next one or the end of the run follows.
-        doing = f"finishing step {self._step}, then saving" if self._compared != self._step else "stopping once a step is saved"
+        doing = f"finishing step {self.step}, then saving" if self._compared != self.step else "stopping once a step is saved"
         _say(f"{signal.Signals(number).name}: {doing}; send it again to stop at once")
-
-
-# Children must not write to the parent's signal pipe, so signals are blocked from before a fork until the child has let go of it.
-
-
-def _hold_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-
-
-def _release_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _forget_signals() -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _release_signals()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _say(text: str) -> None:

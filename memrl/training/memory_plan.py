@@ -13,9 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from memrl.config import EngineOptions, ModelOptions, RolloutOptions, TrainConfig, ValidationOptions
+from memrl.config import ModelOptions, RolloutOptions, TrainConfig, ValidationOptions
 from memrl.engine.deepspeed_engine import REDUCE_BUCKET, SUB_GROUP
 from memrl.model.hf_config import dtype_named, read_raw_config
 from memrl.model.lora import add_adapters
@@ -37,10 +36,9 @@ CERTAIN = ("weights", "masters", "Adam moments", "gradients", "replica")
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The sizes of a model that the formulas use.
+    """The type of the weights, and how many elements they have.
 
     Attributes:
-        dtype: of the weights.
         base: elements of the weights without adapters.
         numels: elements of each parameter, adapters included; tied ones count once.
         trained: elements of each trained parameter.
@@ -51,10 +49,6 @@ class ModelSizes:
     base: int
     numels: tuple[int, ...]
     trained: tuple[int, ...]
-
-    @property
-    def itemsize(self) -> int:
-        return self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -93,48 +87,73 @@ class MemoryPlan:
 
 def weights_dtype(options: ModelOptions) -> torch.dtype:
     """Type of the run's weights; raises ValueError if `auto` finds an unsupported one."""
-    if options.dtype != "auto":
-        return dtype_named(options.dtype, {})
-    return torch.float32 if options.path is None else dtype_named("auto", read_raw_config(options.path))
+    raw = read_raw_config(options.path) if options.dtype == "auto" and options.path is not None else {}
+    return dtype_named(options.dtype, raw)
 
 
 def count_sizes(model_config: TransformerConfig, dtype: torch.dtype, lora_rank: int = 0) -> ModelSizes:
     """Count the parameters on a model without storage."""
     model = meta_model(model_config, dtype)
-    base = sum(_numels(model.parameters()))
+    base = sum(p.numel() for p in model.parameters())
     if lora_rank:
         add_adapters(model, lora_rank, 1.0, 0)
-    trained = _numels(p for p in model.parameters() if p.requires_grad)
-    return ModelSizes(model_config, dtype, base, _numels(model.parameters()), trained)
+    numels = tuple(p.numel() for p in model.parameters())
+    return ModelSizes(model_config, dtype, base, numels, tuple(p.numel() for p in model.parameters() if p.requires_grad))
 
 
 def plan_memory(config: TrainConfig, sizes: ModelSizes, world_size: int) -> MemoryPlan:
-    """The plan of one of `world_size` ranks; `sizes` counted with `config.model.lora_rank`."""
+    """The plan of one of `world_size` ranks; `sizes` counted with `config.model.lora_rank`.
+
+    The policy's state is partitioned as ZeRO does (Rajbhandari et al., arXiv 1910.02054).
+    """
+    engine, w = config.engine, sizes.dtype.itemsize
+    is_cut, is_moved = engine.zero_stage == 3, engine.offload_optimizer
+    weights = w * partition_elements(sizes.numels, world_size)
+    part = FP32 * partition_elements(sizes.trained, world_size)
     # The sampler's replica of the policy, and the reference model. With adapters their base is the reference.
-    copy = sizes.itemsize * sizes.base
-    has_reference, on_device = config.rl.kl_coef > 0 and not config.model.lora_rank, config.rl.reference == "device"
-    always = state_bytes(config.engine, sizes, world_size)
-    always |= {"replica": copy, "reference": copy if has_reference and on_device else 0}
-    always["CUDA, NCCL, fragmentation (assumed)"] = RESERVE
+    replica = w * sizes.base
+    reference = replica if config.rl.kl_coef > 0 and not config.model.lora_rank else 0
+    is_waiting = config.rl.reference == "cpu"
+    if is_cut:
+        small = w * sum(numel for numel in sizes.numels if numel <= engine.persistence_threshold)
+        held = small + (0 if engine.offload_params else weights)
+        gradients = 0 if is_moved else part
+    else:
+        held = w * sum(sizes.numels)
+        gradients = FP32 * sum(sizes.trained) if engine.zero_stage == 1 else part
+    always = {
+        "weights": held,
+        "masters": 0 if is_moved else part,
+        "Adam moments": 0 if is_moved else ADAM_MOMENTS * part,
+        "gradients": gradients,
+        # Two under ZeRO-1 and 2, allocated with the backward pass.
+        "reduction bucket": w * REDUCE_BUCKET * (1 if is_cut else 2),
+        "replica": replica,
+        "reference": 0 if is_waiting else reference,
+        "CUDA, NCCL, fragmentation (assumed)": RESERVE,
+    }
     sampling = {
         "key/value cache": cache_bytes(config.rollout, sizes),
         "sampler's forward pass": sampler_bytes(config.rollout, config.validation, sizes),
     }
-    step = {} if config.engine.offload_optimizer else {"optimizer's step": step_bytes(config.engine, sizes, world_size)}
-    cpu = offloaded_bytes(config.engine, sizes, world_size) | ({"reference": copy} if has_reference and not on_device else {})
-    return MemoryPlan(world_size, always, sampling, backward_bytes(config, sizes, world_size), step, cpu)
+    # Fused AdamW needs only a flat copy of the gradient: of one sub-group at a time (ZeRO-3), or of everything.
+    largest = FP32 * (SUB_GROUP + -(-max(sizes.trained) // world_size))
+    step = {"optimizer's step": min(part, largest) if is_cut else part}
+    cpu = {"weights": _pinned(weights)} if is_cut and engine.offload_params else {}
+    if is_moved:
+        cpu["masters and Adam moments"] = (1 + ADAM_MOMENTS) * part
+        # The accumulator and AdamW's input, both pinned; ZeRO-1 and 2 have the accumulator on the GPU.
+        cpu["gradients"] = (2 if is_cut else 1) * _pinned(part)
+        cpu |= step
+    if is_waiting and reference:
+        cpu["reference"] = reference
+    return MemoryPlan(world_size, always, sampling, backward_bytes(config, sizes, world_size), {} if is_moved else step, cpu)
 
 
 def check_fits(config: TrainConfig, model_config: TransformerConfig, world_size: int, gpu_bytes: int) -> None:
-    """Refuse a run that cannot fit, before weights are read.
+    """Raise ValueError, one line with the numbers, if a run cannot fit on GPUs of `gpu_bytes`; called before weights are read.
 
     Only components that are certain and held for the whole run count, so a run that passes may still run out of memory.
-
-    Args:
-        gpu_bytes: total memory of one GPU.
-
-    Raises:
-        ValueError: weights, masters, moments, gradients and the replica alone exceed it; one line with the numbers.
     """
     sizes = count_sizes(model_config, weights_dtype(config.model), config.model.lora_rank)
     held = {name: size for name, size in plan_memory(config, sizes, world_size).always.items() if name in CERTAIN and size}
@@ -154,17 +173,13 @@ def partition_elements(numels: Iterable[int], world_size: int) -> int:
 
 def cache_bytes(options: RolloutOptions, sizes: ModelSizes) -> int:
     """The key/value cache: whole pages within cache_gib, and one more for padding; allocated at once, used or not."""
-    page = PAGE_TOKENS * kv_bytes_per_token(sizes)
+    page = PAGE_TOKENS * KVCache.bytes_per_token(sizes.config, sizes.dtype)
     return (int(options.cache_gib * GIB) // page + 1) * page
 
 
 def cache_tokens(options: RolloutOptions, sizes: ModelSizes) -> int:
-    """Tokens that fit into the cache."""
-    return cache_bytes(options, sizes) // kv_bytes_per_token(sizes) - PAGE_TOKENS
-
-
-def kv_bytes_per_token(sizes: ModelSizes) -> int:
-    return KVCache.bytes_per_token(sizes.config, sizes.dtype)
+    """Tokens that fit into the cache, apart from the page for padding."""
+    return cache_bytes(options, sizes) // KVCache.bytes_per_token(sizes.config, sizes.dtype) - PAGE_TOKENS
 
 
 def sampler_bytes(rollout: RolloutOptions, validation: ValidationOptions, sizes: ModelSizes) -> int:
@@ -179,12 +194,12 @@ def sampler_bytes(rollout: RolloutOptions, validation: ValidationOptions, sizes:
 def forward_bytes_per_token(sizes: ModelSizes) -> int:
     """Peak of a forward pass without gradient: x, residual, norm, and four tensors of the feed-forward size."""
     shape = sizes.config
-    return sizes.itemsize * (4 * shape.intermediate_size + 3 * shape.hidden_size) + _position_bytes(sizes)
+    return sizes.dtype.itemsize * (4 * shape.intermediate_size + 3 * shape.hidden_size) + _position_bytes(sizes)
 
 
 def saved_bytes_per_token(sizes: ModelSizes, lora_rank: int = 0) -> int:
     """Bytes that autograd saves per token in one layer, as counted with `saved_tensors_hooks`, without weights."""
-    shape, w = sizes.config, sizes.itemsize
+    shape, w = sizes.config, sizes.dtype.itemsize
     q, kv = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
     norms = 2 * _norm_bytes(shape.hidden_size, 1, w)
     qk_norms = _norm_bytes(q, shape.num_heads, w) + _norm_bytes(kv, shape.num_kv_heads, w) - w * (q + kv)
@@ -198,73 +213,31 @@ def saved_bytes_per_token(sizes: ModelSizes, lora_rank: int = 0) -> int:
 def backward_bytes_per_token(sizes: ModelSizes) -> int:
     """What a layer's backward pass adds to the saved bytes: gradients of its output, of silu(gate) up, and of one factor."""
     shape = sizes.config
-    return sizes.itemsize * (2 * shape.intermediate_size + shape.hidden_size) + _position_bytes(sizes)
-
-
-def step_bytes(engine: EngineOptions, sizes: ModelSizes, world_size: int) -> int:
-    """Fused AdamW on one sub-group at a time (ZeRO-3) or on everything: only a flat copy of the gradient."""
-    part = partition_elements(sizes.trained, world_size)
-    if engine.zero_stage == 3:
-        part = min(part, SUB_GROUP + -(-max(sizes.trained) // world_size))
-    return FP32 * part
-
-
-def state_bytes(engine: EngineOptions, sizes: ModelSizes, world_size: int) -> dict[str, int]:
-    """The policy under ZeRO (Rajbhandari et al., arXiv 1910.02054): weights, masters, moments, gradients, communication."""
-    w, part = sizes.itemsize, FP32 * partition_elements(sizes.trained, world_size)
-    if is_cut := engine.zero_stage == 3:
-        small = sum(numel for numel in sizes.numels if numel <= engine.persistence_threshold)
-        weights = w * small + (0 if engine.offload_params else w * partition_elements(sizes.numels, world_size))
-    else:
-        weights = w * sum(sizes.numels)
-    gradients = FP32 * sum(sizes.trained) if engine.zero_stage == 1 else part
-    return {
-        "weights": weights,
-        "masters": 0 if engine.offload_optimizer else part,
-        "Adam moments": 0 if engine.offload_optimizer else ADAM_MOMENTS * part,
-        "gradients": 0 if engine.offload_optimizer and is_cut else gradients,
-        # Two under ZeRO-1 and 2, allocated with the backward pass.
-        "reduction bucket": w * REDUCE_BUCKET * (1 if is_cut else 2),
-    }
-
-
-def offloaded_bytes(engine: EngineOptions, sizes: ModelSizes, world_size: int) -> dict[str, int]:
-    """What ZeRO keeps in CPU memory."""
-    is_cut, part = engine.zero_stage == 3, FP32 * partition_elements(sizes.trained, world_size)
-    cpu = {}
-    if engine.offload_params and is_cut:
-        cpu["weights"] = _pinned(sizes.itemsize * partition_elements(sizes.numels, world_size))
-    if engine.offload_optimizer:
-        cpu["masters and Adam moments"] = (1 + ADAM_MOMENTS) * part
-        # The accumulator and AdamW's input, both pinned; ZeRO-1 and 2 have the accumulator on the GPU.
-        cpu["gradients"] = (2 if is_cut else 1) * _pinned(part)
-        cpu["optimizer's step"] = step_bytes(engine, sizes, world_size)
-    return cpu
+    return sizes.dtype.itemsize * (2 * shape.intermediate_size + shape.hidden_size) + _position_bytes(sizes)
 
 
 def backward_bytes(config: TrainConfig, sizes: ModelSizes, world_size: int) -> dict[str, int]:
     """One micro-batch of rl.micro_batch_tokens, all of which may be response tokens."""
-    shape, w, tokens = sizes.config, sizes.itemsize, config.rl.micro_batch_tokens
+    shape, w, tokens = sizes.config, sizes.dtype.itemsize, config.rl.micro_batch_tokens
     width, largest = shape.hidden_size, max(sizes.trained)
-    found = {}
-    if config.engine.zero_stage == 3:
-        found["gathered weights"] = w * min(sum(sizes.numels), max(MAX_LIVE, max(sizes.numels) + PREFETCH))
     saved = tokens * saved_bytes_per_token(sizes, config.model.lora_rank)
+    layer = tokens * backward_bytes_per_token(sizes)
     if config.model.checkpoint_layers:
-        kept, recomputed = shape.num_layers * tokens * w * width, saved
+        kept, layer = shape.num_layers * tokens * w * width, layer + saved
     else:
-        kept, recomputed = shape.num_layers * saved, 0
-    layer = recomputed + tokens * backward_bytes_per_token(sizes)
+        kept = shape.num_layers * saved
     # Per response token: the last norm, three statistics, and the gradient of the hidden state.
     output = tokens * (_norm_bytes(width, 1, w) + 3 * FP32 + (FP32 + w) * width) + OUTPUT_TILES
     output_gradient = 0 if config.model.lora_rank else w * shape.vocab_size * width
-    found["activations kept"] = kept
-    found["layer or output layer at work"] = max(layer, output + output_gradient)
     # A parameter's new gradient, the bucket concatenated for sending, and this rank's part of it in fp32.
     sent = max(largest, min(REDUCE_BUCKET, sum(sizes.trained)))
     waiting = output_gradient if shape.tie_word_embeddings else 0  # until the embedding's gradient is there
-    found["gradients on their way"] = w * largest + waiting + w * sent + FP32 * -(-sent // world_size)
-    return found
+    gathered = {"gathered weights": w * min(sum(sizes.numels), max(MAX_LIVE, max(sizes.numels) + PREFETCH))}
+    return (gathered if config.engine.zero_stage == 3 else {}) | {
+        "activations kept": kept,
+        "layer or output layer at work": max(layer, output + output_gradient),
+        "gradients on their way": w * largest + waiting + w * sent + FP32 * -(-sent // world_size),
+    }
 
 
 def _norm_bytes(size: int, num_rows: int, w: int) -> int:
@@ -274,13 +247,9 @@ def _norm_bytes(size: int, num_rows: int, w: int) -> int:
 
 def _position_bytes(sizes: ModelSizes) -> int:
     """Cosines, sines, ids and positions, for all layers together."""
-    return 2 * sizes.itemsize * sizes.config.head_size + 16
+    return 2 * sizes.dtype.itemsize * sizes.config.head_size + 16
 
 
 def _pinned(size: int) -> int:
     """Size rounded up to the next power of two, as PyTorch's allocator of pinned memory does."""
     return 1 << (size - 1).bit_length() if size else 0
-
-
-def _numels(parameters: Iterable[nn.Parameter]) -> tuple[int, ...]:
-    return tuple(parameter.numel() for parameter in parameters)

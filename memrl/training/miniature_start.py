@@ -9,8 +9,8 @@ answer in long ones. Reinforcement learning must unlearn the error from right an
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,15 +24,16 @@ from memrl.model import PackedContext, Transformer, TransformerConfig, save_mode
 from memrl.model.loader import from_scratch
 from memrl.model.positions import RopeConfig
 from memrl.prompts import PromptTemplate
+from memrl.rl.packing import TrainTurn, pack_turns
 from memrl.tokenizer import Tokenizer
+from memrl.types import Turn
 from memrl.utils.progress import Progress
 
 QUOTE_RATE, TEACH_RATE = 7e-3, 3e-3  # peak learning rates of the two phases
 NUM_WORDS, NUM_DISTINCT, NUM_QUOTES, QUOTE_WORDS, CUE_WORDS = 20, 12, 6, 5, 2
 
 
-@dataclass
-class Batch:
+class Batch(NamedTuple):
     """Packed sequences and their target tokens; fields as in `memrl.rl.packing.MicroBatch`."""
 
     ids: Tensor
@@ -101,33 +102,25 @@ def warm_up(
     on_step: Callable[[], None] = lambda: None,
 ) -> None:
     """Train `model` in place through both phases; deterministic in `seed`."""
-    words = len(tokenizer.hf)
-    first = len(tokenizer.special_ids)
-    quotes = quote_batches(np.random.default_rng((seed, 0)), options.batch_size, first, words)
+    first_word, end_word = len(tokenizer.special_ids), len(tokenizer.hf)
+    quotes = quote_batches(np.random.default_rng((seed, 0)), options.batch_size, first_word, end_word)
     lessons = lesson_batches(random.Random(f"{seed} lessons"), options, tokenizer, agent)
-    _fit(model, quotes, options.quote_steps, QUOTE_RATE, lambda part: 1 - part, on_step)
-    _fit(model, lessons, options.teach_steps, TEACH_RATE, lambda part: 0.5 * (1 + math.cos(math.pi * part)), on_step)
-
-
-def _fit(
-    model: Transformer,
-    batches: Iterator[Batch],
-    steps: int,
-    peak_rate: float,
-    schedule: Callable[[float], float],
-    on_step: Callable[[], None],
-) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=peak_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    phases: tuple[tuple[Iterator[Batch], int, float, Callable[[float], float]], ...] = (
+        (quotes, options.quote_steps, QUOTE_RATE, lambda part: 1 - part),
+        (lessons, options.teach_steps, TEACH_RATE, lambda part: 0.5 * (1 + math.cos(math.pi * part))),
+    )
     model.train()
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = peak_rate * schedule(step / steps)
-        batch = next(batches)
-        logprobs, _ = model(batch.ids, PackedContext(batch.seq_lens), batch.select, batch.targets)
-        optimizer.zero_grad()
-        (-logprobs.mean()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        on_step()
+    for batches, steps, peak_rate, schedule in phases:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=peak_rate, betas=(0.9, 0.98), weight_decay=0.01)
+        for step in range(steps):
+            optimizer.param_groups[0]["lr"] = peak_rate * schedule(step / steps)
+            batch = next(batches)
+            logprobs, _ = model(batch.ids, PackedContext(batch.seq_lens), batch.select, batch.targets)
+            optimizer.zero_grad()
+            (-logprobs.mean()).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            on_step()
 
 
 def quote_batches(rng: np.random.Generator, batch_size: int, first_word: int, end_word: int) -> Iterator[Batch]:
@@ -158,28 +151,14 @@ def lesson_batches(rng: random.Random, options: WarmStartOptions, tokenizer: Tok
         return [vocabulary[word] for word in text.split()]
 
     while True:
-        sequences = []
+        turns = []
         for _ in range(options.batch_size):
             text, slots, response = lesson(rng, options.flaw, agent)
             prompt = templates[text].render(**{name: encode(value) for name, value in slots.items()})
-            sequences.append((prompt, [*encode(response), tokenizer.hf.eos_token_id]))
-        yield _pack_lessons(sequences)
-
-
-def _pack_lessons(sequences: list[tuple[list[int], list[int]]]) -> Batch:
-    sequences = sorted(sequences, key=lambda pair: len(pair[0]) + len(pair[1]))
-    ids: list[int] = []
-    select: list[int] = []
-    for prompt, response in sequences:
-        start = len(ids) + len(prompt) - 1
-        select += range(start, start + len(response))
-        ids += prompt + response[:-1]
-    return Batch(
-        torch.tensor(ids),
-        [len(prompt) + len(response) - 1 for prompt, response in sequences],
-        torch.tensor(select),
-        torch.tensor([token for _, response in sequences for token in response]),
-    )
+            response_ids = [*encode(response), tokenizer.hf.eos_token_id]
+            turns.append(TrainTurn(Turn("lesson", prompt, response_ids, [], "stop"), advantage=0.0))
+        [packed] = pack_turns(turns, max_tokens=sum(turn.num_inputs for turn in turns))
+        yield Batch(packed.ids, packed.seq_lens, packed.select, packed.targets)
 
 
 def lesson(rng: random.Random, flaw: float, agent: AgentConfig) -> tuple[str, dict[str, str], str]:

@@ -9,6 +9,7 @@ miniature). A smaller rl.steps ends a run earlier, but not before the steps it h
 import json
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -16,45 +17,35 @@ import yaml
 from memrl.config import TrainConfig, differences, flatten
 from memrl.engine import distributed
 
-# Keys and sections that may change when a run is resumed, because training does not depend on them: paths, batching, saving,
-# logging. reward.timeout_s is here so that a run with a slow reward function can go on.
-FREE_KEYS = (
+# Keys that may change when a run is resumed and may differ between its machines: a path, and how each batches its own part.
+LOCAL_KEYS = (
     "run_dir",
+    "threads",
+    "reward.workers",
+    "rollout.max_rows",
+    "rollout.max_step_tokens",
+    "rollout.cache_gib",
+    "rollout.share_prefixes",
+)
+# Further keys and sections that may change when a run is resumed, because training does not depend on them: devices, batching,
+# saving, logging. reward.timeout_s is here so that a run with a slow reward function can go on.
+FREE_KEYS = (
+    *LOCAL_KEYS,
     "resume",
     "device",
-    "threads",
     "checkpoint",
     "validation",
     "log",
     "report",
-    "reward.workers",
     "reward.timeout_s",
     "model.attention",
     "model.checkpoint_layers",
-    "rollout.max_rows",
-    "rollout.max_step_tokens",
-    "rollout.cache_gib",
-    "rollout.share_prefixes",
     "rl.reference",
     "rl.micro_batch_tokens",
     "engine.persistence_threshold",
 )
-
-# Keys that may differ between the machines of one run: paths on their disks, and how each batches its own part.
-MACHINE_KEYS = (
-    "run_dir",
-    "threads",
-    "model.path",
-    "data.path",
-    "agent.prompts",
-    "validation.path",
-    "reward.function",
-    "reward.workers",
-    "rollout.max_rows",
-    "rollout.max_step_tokens",
-    "rollout.cache_gib",
-    "rollout.share_prefixes",
-)
+# Paths on the machines' own disks.
+MACHINE_KEYS = (*LOCAL_KEYS, "model.path", "data.path", "agent.prompts", "validation.path", "reward.function")
 
 VISIBLE_S = 10.0  # network disks show a new file to other machines a little later
 
@@ -93,22 +84,16 @@ def disagreement(theirs: dict, mine: dict) -> str | None:
     return None
 
 
-def sees(path: Path, content: str) -> bool:
-    """Whether this machine can read what rank 0 wrote; otherwise its part of a checkpoint would be lost on its own disk."""
+def unseen(path: Path, content: str) -> str | None:
+    """The message if this machine cannot read what rank 0 wrote: its part of a checkpoint would be lost on its own disk."""
     deadline = time.monotonic() + VISIBLE_S
-    while True:
-        try:
+    while time.monotonic() < deadline:
+        with suppress(OSError):
             if path.read_text() == content:
-                return True
-        except OSError:
-            pass
-        if time.monotonic() > deadline:
-            return False
+                return None
         time.sleep(0.1)
-
-
-def unseen(folder: Path) -> str:
-    return f"{_who()} cannot read what rank 0 writes into {folder.resolve()}; give a run_dir on a disk that all machines share"
+    folder = path.parent.resolve()
+    return f"{_who()} cannot read what rank 0 writes into {folder}; give a run_dir on a disk that all machines share"
 
 
 def _who() -> str:

@@ -33,20 +33,22 @@ class Tracker:
     """Logs each step once to every configured tracker, also in a run that was killed and resumed. For one rank only."""
 
     def __init__(self, run_dir: str | Path, options: LogOptions, config: dict, first_step: int):
-        """
+        """Open the configured trackers.
+
         Args:
             config: the run's resolved settings, shown beside its metrics.
             first_step: steps that are done; later points of a killed run are purged (TensorBoard) or not logged again (W&B).
-
-        Raises:
-            ValueError: see `check_tracking`.
         """
-        check_tracking(options)
         self._trackers: list[_TensorBoard | _WandB] = []
-        if options.tensorboard and _is_installed("tensorboard"):
-            self._open(lambda: _TensorBoard(Path(run_dir), config, first_step))
-        if (project := options.wandb_project) is not None:
-            self._open(lambda: _WandB(Path(run_dir), project, config))
+        wanted = {
+            _TensorBoard: options.tensorboard and _is_installed("tensorboard"),
+            _WandB: options.wandb_project is not None,
+        }
+        for kind in (kind for kind, is_wanted in wanted.items() if is_wanted):
+            try:
+                self._trackers.append(kind(Path(run_dir), options, config, first_step))
+            except Exception as error:
+                _warn("a tracker could not be started", error)
 
     def log(self, step: int, metrics: Mapping[str, object]) -> None:
         """Log the numbers among `metrics`, except "step" itself."""
@@ -60,13 +62,7 @@ class Tracker:
     def close(self) -> None:
         self._each(lambda tracker: tracker.close())
 
-    def _open(self, make: "Callable[[], _TensorBoard | _WandB]") -> None:
-        try:
-            self._trackers.append(make())
-        except Exception as error:
-            _warn("a tracker could not be started", error)
-
-    def _each(self, action: "Callable[[_TensorBoard | _WandB], None]") -> None:
+    def _each(self, action: Callable[[Any], None]) -> None:
         for tracker in list(self._trackers):
             try:
                 action(tracker)
@@ -78,7 +74,7 @@ class Tracker:
 class _TensorBoard:
     name = "TensorBoard"
 
-    def __init__(self, run_dir: Path, config: dict, first_step: int):
+    def __init__(self, run_dir: Path, options: LogOptions, config: dict, first_step: int):
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run_dir / TENSORBOARD_FOLDER
@@ -103,13 +99,13 @@ class _TensorBoard:
 class _WandB:
     name = "Weights & Biases"
 
-    def __init__(self, run_dir: Path, project: str, config: dict):
+    def __init__(self, run_dir: Path, options: LogOptions, config: dict, first_step: int):
         wandb: Any = importlib.import_module("wandb")
         id_file = run_dir / WANDB_ID
         if not id_file.exists():
             write_whole(id_file, uuid.uuid4().hex[:12] + "\n")
         self._run = wandb.init(
-            project=project,
+            project=options.wandb_project,
             dir=str(run_dir),
             id=id_file.read_text(encoding="utf-8").strip(),
             resume="allow",

@@ -141,7 +141,7 @@ class Trainer:
             on_step(0, {}, {}, self.validate(0))
         for step in range(first_step, steps):
             done, is_last = step + 1, step + 1 == steps
-            stop.begin_step(done)
+            stop.step = done
             metrics, seconds = self.step(step)
             validation = self.validate(done) if validate_every and (done % validate_every == 0 or is_last) else None
             stopping = stop.agreed()
@@ -152,7 +152,7 @@ class Trainer:
                 stopping = stop.agreed()  # includes a request that came while saving
             if stopping:
                 return done
-        stop.end()
+        stop.step = None
         return steps
 
     def step(self, step: int) -> tuple[dict[str, float], dict[str, float]]:

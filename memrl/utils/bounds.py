@@ -1,11 +1,4 @@
-"""Bounds of numeric options, given beside the dataclass fields they belong to, and one check for all of them.
-
-@dataclass
-class Options:
-    steps: int = bounded(400, at_least=1)
-
-check_options(Options(steps=0))  # ValueError: steps is 0; it must be at least 1
-"""
+"""Bounds of numeric options, given beside the dataclass fields they belong to, and one check for all of them."""
 
 from __future__ import annotations
 
@@ -56,10 +49,6 @@ def bounds_of(item: Field) -> Bounds | None:
     return item.metadata.get("bounds")
 
 
-def may_be_none(item: Field) -> bool:
-    return str(item.type).endswith("None")
-
-
 def check_options(options: DataclassInstance, prefix: str = "") -> None:
     """Check every field of `options`, and of the dataclasses in it, against its bounds.
 
@@ -69,10 +58,11 @@ def check_options(options: DataclassInstance, prefix: str = "") -> None:
     """
     for item in fields(options):
         name, value, bounds = f"{prefix}{item.name}", getattr(options, item.name), bounds_of(item)
-        if value is None and not may_be_none(item):
+        may_be_none = str(item.type).endswith("None")
+        if value is None and not may_be_none:
             raise ValueError(f"{name} is null; give it a value or remove its line")
         if bounds is not None and value is not None and not bounds.allow(value):
-            allowed = f"{bounds}{', or null' if may_be_none(item) else ''}"
+            allowed = f"{bounds}{', or null' if may_be_none else ''}"
             raise ValueError(f"{name} is {value}; it must be {allowed}{bounds.why and f'; {bounds.why}'}")
         if is_dataclass(value) and not isinstance(value, type):
             check_options(value, f"{name}.")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.live import Live
-    from rich.table import Table
 
 EVERY_SECONDS = 10.0
 
@@ -32,11 +31,9 @@ class Progress:
         every: float = EVERY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """
+        """`start` of the `total` units were finished by an earlier process; without a total no time left is shown.
+
         Args:
-            label: first word of every line.
-            total: all units, `start` included; None if unknown: then no time left is shown.
-            start: units finished by an earlier process.
             stream: standard error by default, so that a command's result can be piped.
             every: seconds between plain lines.
         """
@@ -46,29 +43,30 @@ class Progress:
         self._stream = sys.stderr if stream is None else stream
         self._every, self._clock = every, clock
         self._began = self._last_line = clock()
-        self._bar: Live | None = None
+        self.bar: Live | None = None
         self._printed = ""
         self._open = False
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self):
         self._began = self._last_line = self._clock()
         self._open = True
-        if self._stream.isatty() and (bar := self._make_bar()):
-            self._bar = bar
-            bar.start()
+        if self._stream.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(file=self._stream)
+            if console.is_terminal and not console.is_dumb_terminal:
+                self.bar = Live(get_renderable=self._render, console=console, refresh_per_second=4)
+                self.bar.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._open = False
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
         elif self.line() != self._printed:
             self._print(self.line())
-
-    @property
-    def has_bar(self) -> bool:
-        return self._bar is not None
 
     def advance(self, amount: int = 1, **fields: object) -> None:
         """Count `amount` more units; `fields` are shown beside the count until a later call changes them."""
@@ -81,13 +79,13 @@ class Progress:
             self.total = max(self.total, completed)  # a total may be an estimate
         for name, value in fields.items():
             self.fields[name] = f"{value:.3g}" if isinstance(value, float) else str(value)
-        if self._open and self._bar is None and self._clock() - self._last_line >= self._every:
+        if self._open and self.bar is None and self._clock() - self._last_line >= self._every:
             self._print(self.line())
 
     def log(self, message: str) -> None:
         """Print a line that stays, above the bar if there is one."""
-        if self._bar is not None:
-            self._bar.console.print(message, markup=False, highlight=False)
+        if self.bar is not None:
+            self.bar.console.print(message, markup=False, highlight=False)
         else:
             print(message, file=self._stream, flush=True)
 
@@ -117,16 +115,7 @@ class Progress:
         self._printed, self._last_line = line, self._clock()
         print(line, file=self._stream, flush=True)
 
-    def _make_bar(self) -> "Live | None":
-        from rich.console import Console
-        from rich.live import Live
-
-        console = Console(file=self._stream)
-        if not console.is_terminal or console.is_dumb_terminal:
-            return None
-        return Live(get_renderable=self._render, console=console, refresh_per_second=4)
-
-    def _render(self) -> "Table":
+    def _render(self):
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text

@@ -25,7 +25,7 @@ def main(folder: Path, mode: str) -> int:
         (folder / f"{rank}.step").write_text("0")
         time.sleep(60)
     for step in range(1, 300):
-        stop.begin_step(step)
+        stop.step = step
         (folder / f"{rank}.step").write_text(str(step))
         time.sleep(12 if mode == "wait" and rank == 1 else 0.2)
         if mode == "fork" and step == 2:
@@ -41,7 +41,7 @@ def main(folder: Path, mode: str) -> int:
         if is_stopping or (mode == "fork" and step == 5):
             (folder / f"{rank}.done").write_text(str(step))
             break
-    stop.end()
+    stop.step = None
     distributed.shutdown()
     return stop.exit_code
 

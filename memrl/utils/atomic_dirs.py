@@ -7,19 +7,18 @@ from pathlib import Path
 from memrl.utils.files import sync_path, sync_tree
 
 
-def make_empty(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-
-
 def swap_in(fresh: Path, target: Path) -> None:
-    """Flush the finished folder `fresh` to the disk and rename it to `target`, which is deleted if it exists."""
-    sync_tree(fresh)
+    """Rename the finished folder `fresh`, flushed to the disk by the caller, to `target`, which is replaced if it exists."""
     old = aside(target, "old")
-    shutil.rmtree(old, ignore_errors=True)
     if target.exists():
+        shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
-    fresh.rename(target)
+    try:
+        fresh.rename(target)
+    except OSError:
+        if old.exists():
+            old.rename(target)
+        raise
     sync_path(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
@@ -45,6 +44,7 @@ def publish(source: Path, target: Path) -> None:
     fresh = aside(target, "new")
     shutil.rmtree(fresh, ignore_errors=True)
     shutil.copytree(source, fresh, copy_function=_link_or_copy)
+    sync_tree(fresh)
     swap_in(fresh, target)
 
 
