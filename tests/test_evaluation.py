@@ -139,7 +139,7 @@ def test_finished_documents_are_not_even_made(rows, open_with):
     llm, agent = open_with()
     task = WordTask()
     keys = [row_key(row) for row in rows[-2:]]
-    methods = {m.name: m for m in make_methods(["memory"], MethodOptions(), agent, None)}
+    methods = make_methods(["memory"], MethodOptions(), agent, None)
     columns = {"model": "", "chunk_tokens": 8}
     assert plain(read_all(llm, keys, {"words": task}, methods, 7, columns=columns)) == plain(rows[-2:])
     assert sorted(task.made) == [(3, 4), (3, 5)]
@@ -174,7 +174,7 @@ def test_document_that_cannot_be_made_is_a_failure_and_the_others_go_on(rows, op
 
 def test_a_document_is_made_once_for_all_its_readings_and_then_forgotten(open_with):
     llm, agent = open_with(max_rows=3)
-    methods = {m.name: m for m in make_methods(["memory", "one_shot", "retrieval"], MethodOptions(), agent, 100)}
+    methods = make_methods(["memory", "one_shot", "retrieval"], MethodOptions(), agent, 100)
     task = WordTask()
     keys = all_keys([task], {"words": [2]}, 3, list(methods), repeats=2)
     rows = read_all(llm, share_of(keys, {"words": task}), {"words": task}, methods, 0)
@@ -205,7 +205,7 @@ def test_a_document_is_made_once_for_all_its_readings_and_then_forgotten(open_wi
 
 def test_repeats_are_other_draws_and_each_keeps_its_own(open_with):
     llm, agent = open_with()
-    methods = {m.name: m for m in make_methods(["memory"], MethodOptions(), agent, None)}
+    methods = make_methods(["memory"], MethodOptions(), agent, None)
     task = WordTask()
 
     def read(repeats, seed=0):

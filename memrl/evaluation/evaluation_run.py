@@ -175,7 +175,7 @@ def open_evaluation(
     if options.endpoint is None:
         reader = replace(reader, device=ranks.device(reader.device))
     model = read_model_settings(options, reader)
-    methods = {m.name: m for m in make_methods(options.methods.split(","), method_options, model.agent, model.window())}
+    methods = make_methods(options.methods.split(","), method_options, model.agent, model.window())
     names = [name.strip() for name in options.task.split(",")]
     tasks = {task.name: task for task in make_tasks(names, model.tokenizer, model.agent, files)}
     chosen = choose_lengths(list(tasks.values()), lengths)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from memrl.agents.limits import check_turn
 from memrl.agents.memory import AgentConfig
+from memrl.evaluation.methods import LOWER, Method
 from memrl.evaluation.tasks import Task
 from memrl.reading.open_model import ReaderOptions, check_seed, decoding, load_settings, model_window, open_llm
 
 if TYPE_CHECKING:
-    from memrl.evaluation.methods import Method
     from memrl.llm import LLM
     from memrl.tokenizer import Tokenizer
 
@@ -104,7 +104,7 @@ class ModelUnderTest:
         # read, and a command with a larger cache reads it again.
         least = {} if any(task.length_unit for task in tasks) else {"document_tokens": 0, "question_tokens": 0}
         for method in methods:
-            check_turn(llm.sampler, method.longest_turn(self.tokenizer, **least), method.lower)
+            check_turn(llm.sampler, method.longest_turn(self.tokenizer, **least), LOWER[method.name])
         return llm
 
 

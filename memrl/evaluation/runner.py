@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from memrl.agents.memory import AgentConfig
-from memrl.evaluation.methods import MemoryMethod, Method
+from memrl.evaluation.methods import Method
 from memrl.evaluation.reading_row import read_to_row, unread_row
 from memrl.evaluation.tasks import Length, Task
 from memrl.types import Sample
@@ -180,7 +180,7 @@ def evaluate(
     Returns:
         The rows, ordered by length and index.
     """
-    method, tasks = MemoryMethod(agent), {task.name: task}
+    method, tasks = Method("memory", agent), {task.name: task}
     keys = share_of(all_keys([task], {task.name: lengths}, num_samples, [method.name]), tasks, *shard)
 
     def on_turn(kind: str) -> None:
