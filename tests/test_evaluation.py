@@ -15,7 +15,7 @@ from memrl.agents.agent_file import load_agent
 from memrl.evaluation.accuracy_plot import plot_accuracy
 from memrl.evaluation.evaluation_run import _print_problems
 from memrl.evaluation.methods import MethodOptions, make_methods
-from memrl.evaluation.reading_row import ReadingRecorder, depths_of, read_to_row, retained_digit
+from memrl.evaluation.reading_row import add_turn, depths_of, new_row, read_to_row, retained_digit
 from memrl.evaluation.runner import Key, all_keys, evaluate, read_all, row_key, share_of
 from memrl.evaluation.statistics import bootstrap_interval, wilson_interval
 from memrl.evaluation.summary import print_table, summarize
@@ -238,19 +238,20 @@ def test_answers_that_occur_in_any_text_are_not_counted_as_retained():
         assert [retained_digit("yes and no", answers, match) for answers in (["no"], ["Yes.", "no"], [])] == [""] * 3
     assert [retained_digit(text, ["no", "owl", "hen"], "all") for text in ("no", "no owl", "hen, owl")] == list("049")
     assert [retained_digit(text, ["no", "owl"], "any") for text in ("no", "an owl")] == list("09")
-    recorder = ReadingRecorder(Sample("s", "q", "", ("yes",)))
-    recorder(turn("memory", "yes"))
-    assert (recorder.retained, recorder.chunks) == ("", 1)
+    sample = Sample("s", "q", "", ("yes",))
+    row = new_row(sample)
+    add_turn(row, sample, turn("memory", "yes"))
+    assert (row["held"], row["chunks"]) == ("", 1)
 
 
-def test_recorder_keeps_the_memory_and_drops_the_prompts():
-    seen = []
-    recorder = ReadingRecorder(Sample("s", "q", "", ("owl",)), seen.append)
+def test_a_row_counts_turns_and_drops_their_prompts():
+    sample = Sample("s", "q", "", ("owl",))
+    row = new_row(sample)
     turns = [turn("memory", "an owl"), turn("memory", "a hen"), turn("answer", "owl")]
     for one in turns:
-        recorder(one)
-    assert (recorder.retained, recorder.chunks, recorder.memory) == ("90", 2, "a hen")
-    assert (recorder.prompt_tokens, recorder.response_tokens, seen) == (9, 6, ["memory", "memory", "answer"])
+        add_turn(row, sample, one)
+    assert (row["held"], row["chunks"], row["memory"]) == ("90", 2, "a hen")
+    assert (row["prompt_tokens"], row["response_tokens"]) == (9, 6)
     assert all(one.prompt_ids == [] and one.response_logprobs == [] and one.response_ids == [4, 5] for one in turns)
 
 
@@ -267,7 +268,10 @@ def read_one(response, answers=("owl",), match="any", error=None):
             return Trajectory(response=response, memory="an owl at last")
 
     llm = SimpleNamespace(session=lambda *identity, on_turn: SimpleNamespace(on_turn=on_turn, encode=str.split))
-    return asyncio.run(read_to_row(llm, Method(), Sample("s", "q", "a b c", tuple(answers), match), (0, 1)))
+    kinds = []
+    row = asyncio.run(read_to_row(llm, Method(), Sample("s", "q", "a b c", tuple(answers), match), (0, 1), kinds.append))
+    assert kinds == ["memory"]
+    return row
 
 
 def test_empty_answers_are_wrong_by_every_score():

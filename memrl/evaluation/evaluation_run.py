@@ -18,12 +18,12 @@ from memrl.evaluation.eval_ranks import Ranks
 from memrl.evaluation.eval_settings import fingerprint
 from memrl.evaluation.methods import Method, MethodOptions, make_methods
 from memrl.evaluation.model_under_test import ModelUnderTest, Options, check_options, read_model_settings
-from memrl.evaluation.reading_row import peak_gib
 from memrl.evaluation.results import RankResults, Results
 from memrl.evaluation.runner import Key, Row, all_keys, read_all, share_of
 from memrl.evaluation.summary import print_table, summarize
 from memrl.evaluation.tasks import Task, choose_lengths, length_units, make_tasks, parse_lengths
 from memrl.reading.open_model import ReaderOptions
+from memrl.utils.devices import peak_gib
 from memrl.utils.files import write_whole
 from memrl.utils.progress import Progress, format_seconds
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from memrl.agents.memory import AgentConfig
 from memrl.evaluation.methods import Method
-from memrl.evaluation.reading_row import read_to_row, unread_row
+from memrl.evaluation.reading_row import new_row, one_line, read_to_row
 from memrl.evaluation.tasks import Length, Task
 from memrl.types import Sample
 from memrl.utils.seeds import stable_id
@@ -74,34 +74,16 @@ def share_of(keys: Sequence[Key], tasks: Mapping[str, Task], rank: int = 0, worl
     return sorted((key for key in keys if key.document in order), key=lambda key: order[key.document])
 
 
-class SharedDocument:
-    """A document that is made when its first reading needs it, once for all its readings.
+async def make_document(task: Task, key: Key, seed: int, thread: ThreadPoolExecutor) -> Sample:
+    """A document: a function of its task, length, index and seed.
 
     A slow document is made in a thread, so that the sampler's steps go on meanwhile. All share one thread: then generators need
     not be thread-safe, but they must not share a tokenizer with the sampler's thread. A quick document is made at once, so that
-    the same readings share a batch every time. A document is a function of its task, length, index and seed in both cases.
+    the same readings share a batch every time.
     """
-
-    def __init__(self, task: Task, key: Key, seed: int, thread: ThreadPoolExecutor):
-        self._task, self._arguments, self._thread = task, (key.length, key.index, seed), thread
-        self._made: asyncio.Future[Sample] | None = None
-
-    async def get(self) -> Sample:
-        """The document; an exception of its generator is raised for each of its readings."""
-        if self._made is None:
-            self._made = self._make()
-        return await self._made
-
-    def _make(self) -> asyncio.Future[Sample]:
-        loop = asyncio.get_running_loop()
-        if self._task.is_slow:
-            return loop.run_in_executor(self._thread, self._task.sample, *self._arguments)
-        made: asyncio.Future[Sample] = loop.create_future()
-        try:
-            made.set_result(self._task.sample(*self._arguments))
-        except Exception as problem:
-            made.set_exception(problem)
-        return made
+    if task.is_slow:
+        return await asyncio.get_running_loop().run_in_executor(thread, task.sample, key.length, key.index, seed)
+    return task.sample(key.length, key.index, seed)
 
 
 def read_all(
@@ -131,11 +113,11 @@ def read_all(
         The rows in the order of `keys`.
     """
 
-    async def read(key: Key, document: SharedDocument) -> Row:
+    async def read(key: Key, document: asyncio.Task[Sample]) -> Row:
         try:
-            sample = await document.get()
-        except Exception as problem:
-            found = unread_row(f"{key.task}-{key.length}-{key.index}", problem)
+            sample = await document
+        except Exception as problem:  # raised for each of its readings
+            found = new_row(Sample(f"{key.task}-{key.length}-{key.index}", "", "")) | {"error": one_line(problem)}
         else:
             found = await read_to_row(llm, methods[key.method], sample, (seed, stable_id(*astuple(key))), on_turn)
         row = {**(columns or {}), **asdict(key), **found}
@@ -146,8 +128,8 @@ def read_all(
     def stream() -> Iterator:
         for _, readings in groupby(keys, key=lambda key: key.document):
             document = None
-            for key in readings:
-                document = document or SharedDocument(tasks[key.task], key, seed, thread)
+            for key in readings:  # made when its first reading starts, once for all its readings
+                document = document or asyncio.ensure_future(make_document(tasks[key.task], key, seed, thread))
                 yield read(key, document)
 
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="documents")

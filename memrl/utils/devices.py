@@ -36,15 +36,30 @@ def set_threads(count: int) -> None:
         torch.set_num_threads(count)
 
 
+def peak_gib() -> float | None:
+    """Peak memory so far in GiB: of the GPU if one is used, else of this process; None if the platform cannot tell."""
+    gpu = _gpu_gib()
+    peak = _process_gib() if gpu is None else gpu
+    return None if peak is None else round(peak, 3)
+
+
 def peak_memory() -> str:
     """Peak memory of this process, such as `1.3 GiB`, and of its GPU; "" if the platform cannot tell."""
+    parts = [(_process_gib(), "GiB"), (_gpu_gib(), "GiB on the GPU")]
+    return " + ".join(f"{peak:.2f} {unit}" for peak, unit in parts if peak is not None)
+
+
+def _gpu_gib() -> float | None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return torch.cuda.max_memory_reserved() / 2**30
+
+
+def _process_gib() -> float | None:
     try:
         import resource
     except ImportError:  # not on Windows
-        return ""
+        return None
     unit = 1 if sys.platform == "darwin" else 1024
-    parts = [f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30:.2f} GiB"]
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        parts.append(f"{torch.cuda.max_memory_reserved() / 2**30:.2f} GiB on the GPU")
-    return " + ".join(parts)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
