@@ -15,8 +15,19 @@ from memrl.agents.agent_file import load_agent
 from memrl.evaluation.accuracy_plot import plot_accuracy
 from memrl.evaluation.evaluation_run import _print_problems
 from memrl.evaluation.methods import MethodOptions, make_methods
-from memrl.evaluation.reading_row import add_turn, depths_of, new_row, read_to_row, retained_digit
-from memrl.evaluation.runner import Key, all_keys, evaluate, read_all, row_key, share_of
+from memrl.evaluation.runner import (
+    Key,
+    add_turn,
+    all_keys,
+    depths_of,
+    evaluate,
+    new_row,
+    read_all,
+    read_to_row,
+    retained_digit,
+    row_key,
+    share_of,
+)
 from memrl.evaluation.statistics import bootstrap_interval, wilson_interval
 from memrl.evaluation.summary import print_table, summarize
 from memrl.reading.open_model import ReaderOptions, load_settings, open_llm

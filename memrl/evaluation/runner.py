@@ -1,4 +1,6 @@
-"""Run methods on tasks: every reading is a coroutine, and all tasks, lengths and methods share one stream.
+"""Run methods on tasks and make a row of each reading: the answer, its scores, its costs, and the evidence that the memory kept.
+
+Every reading is a coroutine, and all tasks, lengths and methods share one stream.
 
 A document that fails for whatever reason is a wrong answer, and its row holds the reason. Without these rows the table would look
 better than the model is.
@@ -7,6 +9,9 @@ better than the model is.
 from __future__ import annotations
 
 import asyncio
+import math
+import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, astuple, dataclass, fields
@@ -15,15 +20,19 @@ from typing import TYPE_CHECKING, Any
 
 from memrl.agents.memory import AgentConfig
 from memrl.evaluation.methods import Method
-from memrl.evaluation.reading_row import new_row, one_line, read_to_row
 from memrl.evaluation.tasks import Length, Task
-from memrl.types import Sample
+from memrl.scoring.evidence import find_answers, is_traceable
+from memrl.scoring.scores import score_response
+from memrl.scoring.verify import extract_answer
+from memrl.types import Sample, Trajectory, Turn
+from memrl.utils.devices import peak_gib
 from memrl.utils.seeds import stable_id
 
 if TYPE_CHECKING:
     from memrl.llm import LLM
 
 Row = dict[str, Any]
+RETAINED_STEPS = 9  # shares of the gold answers are written as digits from 0 to 9
 
 
 @dataclass(frozen=True, order=True)
@@ -154,10 +163,7 @@ def evaluate(
     """Read one task's documents once each with the memory agent, as at the end of training.
 
     Args:
-        num_samples: documents per length; None is the task's default.
         shard: (rank, world): the part of this process; the rows of all ranks together are complete.
-        on_result: called with each row as its document finishes.
-        on_chunk: called after each chunk.
 
     Returns:
         The rows, ordered by length and index.
@@ -170,5 +176,112 @@ def evaluate(
             on_chunk()
 
     columns = {"model": "", "chunk_tokens": agent.chunk_tokens}
-    rows = read_all(llm, keys, tasks, {method.name: method}, seed, columns=columns, on_result=on_result, on_turn=on_turn)
+    rows = read_all(llm, keys, tasks, {"memory": method}, seed, columns=columns, on_result=on_result, on_turn=on_turn)
     return sorted(rows, key=lambda row: (lengths.index(row["length"]), row["index"]))
+
+
+def new_row(sample: Sample) -> Row:
+    """The columns of a row that depend on the reading, before it begins.
+
+    memory: the last memory.
+    chunks: memory turns.
+    tokens, cut_tokens: of the document; those of them that the method did not show.
+    prompt_tokens, response_tokens: of all turns.
+    seconds: wall-clock time, during which the sampler also worked on other readings.
+    peak_gib: peak memory of this process so far: of the GPU if one is used, None if the model runs elsewhere.
+    held: one digit per memory turn, see `retained_digit`; "" if no gold answer can be traced.
+    """
+    return {
+        "id": sample.id,
+        "question": sample.question,
+        "answers": list(sample.answers),
+        "match": sample.match,
+        "response": "",
+        "answer": "",
+        "memory": "",
+        **score_response("", sample.answers, sample.match),
+        **dict.fromkeys(("chunks", "tokens", "cut_tokens", "prompt_tokens", "response_tokens"), 0),
+        "seconds": 0.0,
+        "peak_gib": None,
+        "depths": depths_of(sample),
+        "held": "",
+        "error": None,
+    }
+
+
+def add_turn(row: Row, sample: Sample, turn: Turn) -> None:
+    """Count a turn in the row, and free the parts of it that only training needs: prompts of a long document take much memory."""
+    row["prompt_tokens"] += len(turn.prompt_ids)
+    row["response_tokens"] += len(turn.response_ids)
+    if turn.kind == "memory":
+        row["chunks"] += 1
+        row["memory"] = turn.text
+        row["held"] += retained_digit(turn.text, sample.answers, sample.match)
+    turn.prompt_ids, turn.response_logprobs = [], []
+
+
+def retained_digit(memory: str, answers: Sequence[str], match: str) -> str:
+    """floor(9 s), where s is the share of the gold answers that occur word for word in the memory; for "any" only 0 or 9.
+
+    Answers that occur in any text (yes, no) do not count; "" if there are no others.
+
+    >>> retained_digit("red fox, owl", ["red fox", "blue hen"], "all"), retained_digit("a red fox", ["red fox", "owl"], "any")
+    ('4', '9')
+    """
+    traced = [answer for answer in answers if is_traceable(answer)]
+    if not traced:
+        return ""
+    if match == "any":
+        return str(RETAINED_STEPS * bool(find_answers(memory, traced)))
+    retained = sum(bool(find_answers(memory, [answer])) for answer in traced)
+    return str(RETAINED_STEPS * retained // len(traced))
+
+
+async def read_to_row(
+    llm: LLM, method: Method, sample: Sample, identity: Sequence[int], on_turn: Callable[[str], None] | None = None
+) -> Row:
+    """Run the method on the sample; returns `new_row`'s columns.
+
+    An exception becomes the row's `error`, and the other readings go on. A failure has no response, and all scores of an empty
+    answer are 0.
+
+    Args:
+        identity: everything that the reading's randomness depends on.
+        on_turn: called after each turn with its kind.
+    """
+    row = new_row(sample)
+
+    def record(turn: Turn) -> None:
+        add_turn(row, sample, turn)
+        if on_turn is not None:
+            on_turn(turn.kind)
+
+    session = llm.session(*identity, on_turn=record)
+    began = time.perf_counter()
+    try:
+        row["tokens"] = len(session.encode(sample.context)) if sample.context.strip() else 0
+        trajectory = await method.run(session, sample)
+    except Exception as problem:
+        row["error"], trajectory = one_line(problem), Trajectory(memory=row["memory"])
+    row["seconds"] = round(time.perf_counter() - began, 3)
+    row["peak_gib"] = peak_gib() if hasattr(llm, "sampler") else None
+    row["cut_tokens"] = int(trajectory.scores.get("cut_tokens", 0))
+    row["memory"] = row["memory"] if trajectory.memory is None else trajectory.memory
+    row["response"], row["answer"] = trajectory.response, extract_answer(trajectory.response).strip()
+    return row | score_response(trajectory.response, sample.answers, sample.match)
+
+
+def depths_of(sample: Sample) -> list[float]:
+    """Where each piece of evidence begins, as shares of the document; empty if the metadata does not have such shares."""
+    depths = sample.metadata.get("depths")
+    if not isinstance(depths, list | tuple):
+        return []
+    valid = all(isinstance(d, int | float) and math.isfinite(d) and 0 <= d <= 1 for d in depths)
+    return [float(depth) for depth in depths] if valid else []
+
+
+def one_line(problem: Exception) -> str:
+    """Why a reading failed; without an endpoint's number of tries, so that equal failures have equal texts."""
+    lines = str(problem).strip().splitlines()
+    reason = re.sub(r" \(try \d+ of \d+\)$", "", lines[0]) if lines else ""
+    return f"{type(problem).__name__}: {reason}" if reason else type(problem).__name__
