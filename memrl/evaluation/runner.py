@@ -12,7 +12,7 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, astuple, dataclass, fields
 from itertools import groupby
@@ -58,7 +58,7 @@ def all_keys(
     tasks: Sequence[Task],
     lengths: Mapping[str, Sequence[Length]],
     num_samples: int | None,
-    methods: Sequence[str],
+    methods: Iterable[str],
     repeats: int = 1,
 ) -> list[Key]:
     """Every requested reading, by task, length, index, method and repeat."""
@@ -113,13 +113,10 @@ def read_all(
     measurements.
 
     Args:
-        keys: the readings of a document are consecutive; else it is made more than once.
+        keys: the readings of a document are consecutive; else it is made more than once. The rows have the same order.
         columns: further columns of every row (model, chunk_tokens).
         on_result: called with each row as its reading ends.
         on_turn: called after each turn with its kind.
-
-    Returns:
-        The rows in the order of `keys`.
     """
 
     async def read(key: Key, document: asyncio.Task[Sample]) -> Row:

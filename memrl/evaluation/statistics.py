@@ -1,7 +1,7 @@
 """Confidence intervals of mean scores, and paired comparisons of two models on the same samples.
 
-Values of 0 or 1 have intervals in closed form, with a width above 0 even if all values are equal. Others (f1, RULER's score, means
-over repeats) are resampled; the bootstrap interval of n equal values has width 0, however small n is.
+Values of 0 or 1 have intervals in closed form, with a width above 0 even if all values are equal. Others (f1, RULER's score,
+means over repeats) are resampled; the bootstrap interval of n equal values has width 0, however small n is.
 
 The unit is the sample. Repeated readings of one sample are averaged first: they show how the answers to one question vary, not
 how the model would score on other questions.
