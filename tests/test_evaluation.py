@@ -15,8 +15,19 @@ from memrl.agents.agent_file import load_agent
 from memrl.evaluation.accuracy_plot import plot_accuracy
 from memrl.evaluation.evaluation_run import _print_problems
 from memrl.evaluation.methods import MethodOptions, make_methods
-from memrl.evaluation.reading_row import ReadingRecorder, depths_of, read_to_row, retained_digit
-from memrl.evaluation.runner import Key, all_keys, evaluate, read_all, row_key, share_of
+from memrl.evaluation.runner import (
+    Key,
+    add_turn,
+    all_keys,
+    depths_of,
+    evaluate,
+    new_row,
+    read_all,
+    read_to_row,
+    retained_digit,
+    row_key,
+    share_of,
+)
 from memrl.evaluation.statistics import bootstrap_interval, wilson_interval
 from memrl.evaluation.summary import print_table, summarize
 from memrl.reading.open_model import ReaderOptions, load_settings, open_llm
@@ -139,7 +150,7 @@ def test_finished_documents_are_not_even_made(rows, open_with):
     llm, agent = open_with()
     task = WordTask()
     keys = [row_key(row) for row in rows[-2:]]
-    methods = {m.name: m for m in make_methods(["memory"], MethodOptions(), agent, None)}
+    methods = make_methods(["memory"], MethodOptions(), agent, None)
     columns = {"model": "", "chunk_tokens": 8}
     assert plain(read_all(llm, keys, {"words": task}, methods, 7, columns=columns)) == plain(rows[-2:])
     assert sorted(task.made) == [(3, 4), (3, 5)]
@@ -174,7 +185,7 @@ def test_document_that_cannot_be_made_is_a_failure_and_the_others_go_on(rows, op
 
 def test_a_document_is_made_once_for_all_its_readings_and_then_forgotten(open_with):
     llm, agent = open_with(max_rows=3)
-    methods = {m.name: m for m in make_methods(["memory", "one_shot", "retrieval"], MethodOptions(), agent, 100)}
+    methods = make_methods(["memory", "one_shot", "retrieval"], MethodOptions(), agent, 100)
     task = WordTask()
     keys = all_keys([task], {"words": [2]}, 3, list(methods), repeats=2)
     rows = read_all(llm, share_of(keys, {"words": task}), {"words": task}, methods, 0)
@@ -205,7 +216,7 @@ def test_a_document_is_made_once_for_all_its_readings_and_then_forgotten(open_wi
 
 def test_repeats_are_other_draws_and_each_keeps_its_own(open_with):
     llm, agent = open_with()
-    methods = {m.name: m for m in make_methods(["memory"], MethodOptions(), agent, None)}
+    methods = make_methods(["memory"], MethodOptions(), agent, None)
     task = WordTask()
 
     def read(repeats, seed=0):
@@ -238,19 +249,20 @@ def test_answers_that_occur_in_any_text_are_not_counted_as_retained():
         assert [retained_digit("yes and no", answers, match) for answers in (["no"], ["Yes.", "no"], [])] == [""] * 3
     assert [retained_digit(text, ["no", "owl", "hen"], "all") for text in ("no", "no owl", "hen, owl")] == list("049")
     assert [retained_digit(text, ["no", "owl"], "any") for text in ("no", "an owl")] == list("09")
-    recorder = ReadingRecorder(Sample("s", "q", "", ("yes",)))
-    recorder(turn("memory", "yes"))
-    assert (recorder.retained, recorder.chunks) == ("", 1)
+    sample = Sample("s", "q", "", ("yes",))
+    row = new_row(sample)
+    add_turn(row, sample, turn("memory", "yes"))
+    assert (row["held"], row["chunks"]) == ("", 1)
 
 
-def test_recorder_keeps_the_memory_and_drops_the_prompts():
-    seen = []
-    recorder = ReadingRecorder(Sample("s", "q", "", ("owl",)), seen.append)
+def test_a_row_counts_turns_and_drops_their_prompts():
+    sample = Sample("s", "q", "", ("owl",))
+    row = new_row(sample)
     turns = [turn("memory", "an owl"), turn("memory", "a hen"), turn("answer", "owl")]
     for one in turns:
-        recorder(one)
-    assert (recorder.retained, recorder.chunks, recorder.memory) == ("90", 2, "a hen")
-    assert (recorder.prompt_tokens, recorder.response_tokens, seen) == (9, 6, ["memory", "memory", "answer"])
+        add_turn(row, sample, one)
+    assert (row["held"], row["chunks"], row["memory"]) == ("90", 2, "a hen")
+    assert (row["prompt_tokens"], row["response_tokens"]) == (9, 6)
     assert all(one.prompt_ids == [] and one.response_logprobs == [] and one.response_ids == [4, 5] for one in turns)
 
 
@@ -267,7 +279,10 @@ def read_one(response, answers=("owl",), match="any", error=None):
             return Trajectory(response=response, memory="an owl at last")
 
     llm = SimpleNamespace(session=lambda *identity, on_turn: SimpleNamespace(on_turn=on_turn, encode=str.split))
-    return asyncio.run(read_to_row(llm, Method(), Sample("s", "q", "a b c", tuple(answers), match), (0, 1)))
+    kinds = []
+    row = asyncio.run(read_to_row(llm, Method(), Sample("s", "q", "a b c", tuple(answers), match), (0, 1), kinds.append))
+    assert kinds == ["memory"]
+    return row
 
 
 def test_empty_answers_are_wrong_by_every_score():

@@ -9,7 +9,7 @@ import pytest
 
 from memrl.agents import AgentConfig, memory_agent
 from memrl.agents.limits import check_turn
-from memrl.evaluation.methods import ENDPOINT_RESERVE, METHODS, MethodOptions, make_methods
+from memrl.evaluation.methods import ENDPOINT_RESERVE, LOWER, METHODS, MethodOptions, make_methods
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import Transformer
 from memrl.prompts import Prompts, load_prompts
@@ -42,7 +42,7 @@ def llm(tokenizer):
 
 
 def made(*names, options=OPTIONS, agent=AGENT, window=WINDOW):
-    return make_methods(names, options, agent, window)
+    return list(make_methods(names, options, agent, window).values())
 
 
 def text(size):
@@ -185,9 +185,9 @@ def test_the_cache_check_names_what_makes_turns_shorter(tokenizer, tiny_config, 
     from memrl.sampler.kv_cache import KVCache
 
     size = KVCache.bytes_per_token(model.config, model.dtype)
-    check_turn(Sampler(model, cache_gib=needed * size / 2**30, page_size=4), tokens, method.lower)
-    with pytest.raises(ValueError, match=rf"cache of {needed} tokens.*or lower {method.lower}$"):
-        check_turn(Sampler(model, cache_gib=(needed - 4) * size / 2**30, page_size=4), tokens, method.lower)
+    check_turn(Sampler(model, cache_gib=needed * size / 2**30, page_size=4), tokens, LOWER[name])
+    with pytest.raises(ValueError, match=rf"cache of {needed} tokens.*or lower {LOWER[name]}$"):
+        check_turn(Sampler(model, cache_gib=(needed - 4) * size / 2**30, page_size=4), tokens, LOWER[name])
 
 
 def test_options_are_read_from_the_command_line_with_their_explanations(capsys):

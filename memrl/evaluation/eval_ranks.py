@@ -23,12 +23,7 @@ TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's number and the number of processes.
-
-    Attributes:
-        rank, world: over all machines.
-        local_rank, local_world: on this machine.
-    """
+    """This process's number and the number of processes: over all machines, and on this one."""
 
     rank: int = 0
     world: int = 1
@@ -50,8 +45,9 @@ class Ranks:
         """
         if self.world == 1:
             return make()
-        dist = _connect()
-        _barrier_group()
+        import torch.distributed as dist
+
+        _connect()
         box: list[Any] = [None, None]  # result, error message
         if self.rank == 0:
             try:
@@ -71,8 +67,11 @@ class Ranks:
             ConnectionError: one has ended.
         """
         if self.world > 1:
+            import torch.distributed as dist
+
+            group = _connect()
             with _failures("another rank of torchrun has ended"):
-                _connect().barrier(group=_barrier_group())
+                dist.barrier(group=group)
 
     def close(self) -> None:
         if self.world > 1:
@@ -102,21 +101,14 @@ class Ranks:
         return f"cuda:{self.local_rank}"
 
 
-def _connect():
-    """torch.distributed with its process group, over the CPU: the messages are small, and GPUs may be busy."""
+@cache
+def _connect() -> Any:  # torch's stubs include an int, which only processes outside of the group get
+    """Connect the ranks over the CPU: the messages are small, and GPUs may be busy. Returns a group with a barrier's timeout."""
     import torch.distributed as dist
 
-    if not dist.is_initialized():
-        with _failures("the ranks of torchrun do not find each other"):
-            dist.init_process_group("gloo", timeout=TIMEOUT)
-    return dist
-
-
-@cache
-def _barrier_group() -> Any:  # torch's stubs include an int, which only processes outside of the group get
-    """A group of all ranks with the long timeout of a barrier."""
     with _failures("the ranks of torchrun do not find each other"):
-        return _connect().new_group(timeout=BARRIER_TIMEOUT)
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+        return dist.new_group(timeout=BARRIER_TIMEOUT)
 
 
 @contextlib.contextmanager

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from memrl.evaluation.eval_ranks import Ranks
 from memrl.evaluation.eval_settings import fingerprint
 from memrl.evaluation.methods import Method, MethodOptions, make_methods
-from memrl.evaluation.model_under_test import ModelUnderTest, Options, check_options, read_model_settings
-from memrl.evaluation.reading_row import peak_gib
+from memrl.evaluation.model_under_test import ModelUnderTest, Options, read_model_settings
 from memrl.evaluation.results import RankResults, Results
 from memrl.evaluation.runner import Key, Row, all_keys, read_all, share_of
 from memrl.evaluation.summary import print_table, summarize
 from memrl.evaluation.tasks import Task, choose_lengths, length_units, make_tasks, parse_lengths
-from memrl.reading.open_model import ReaderOptions
+from memrl.reading.open_model import ReaderOptions, model_window
+from memrl.utils.devices import peak_gib
 from memrl.utils.files import write_whole
 from memrl.utils.progress import Progress, format_seconds
 
@@ -93,8 +93,13 @@ class Evaluation:
         target = RankResults(self.folder, self.ranks.rank) if self.results is None else nullcontext(self.results)
         with target as rows, progress:
             if not self.ranks.rank:
-                for line in (*llm.about, *self._status()):
+                for line in llm.about:
                     progress.log(line)
+                left, total = len(self.left), len(self.keys)
+                if left < total:
+                    progress.log(f"{total - left} of {total} readings are finished already")
+                if self.ranks.world > 1:
+                    progress.log(f"{self.ranks.world} ranks share {left} readings; the progress below is that of rank 0")
 
             def on_result(row: Row) -> None:
                 rows.add(row)
@@ -116,14 +121,6 @@ class Evaluation:
             )
             progress.total = progress.completed  # a file's total was an estimate
 
-    def _status(self) -> list[str]:
-        lines = []
-        if len(self.left) < len(self.keys):
-            lines.append(f"{len(self.keys) - len(self.left)} of {len(self.keys)} readings are finished already")
-        if self.ranks.world > 1:
-            lines.append(f"{self.ranks.world} ranks share {len(self.left)} readings; the progress below is that of rank 0")
-        return lines
-
     def _report(self, rows: dict[Key, Row], seconds: float) -> None:
         if missing := [key for key in self.keys if key not in rows]:
             raise IncompleteError(
@@ -134,8 +131,10 @@ class Evaluation:
         summary = [{"model": self.model.label, **entry} for entry in summarize(rows.values(), costs=True)]
         write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         if self.left:
-            print(_totals([rows[key] for key in self.left], seconds))
-        units = _units(summary)
+            _print_totals([rows[key] for key in self.left], seconds)
+        # Units of earlier commands' tasks included.
+        known = length_units()
+        units = {e["task"]: known.get(e["task"], "") if isinstance(e["length"], int) else "" for e in summary}
         print_table(summary, units)
         _print_problems([rows[key] for key in self.keys])
         self._plot(summary, units)
@@ -170,12 +169,12 @@ def open_evaluation(
         ValueError: any mistake in the options, the model folder or the results folder.
     """
     ranks = ranks or Ranks.of_environment()
-    check_options(options, reader)
     lengths = None if options.lengths is None else parse_lengths(options.lengths)
     if options.endpoint is None:
         reader = replace(reader, device=ranks.device(reader.device))
     model = read_model_settings(options, reader)
-    methods = {m.name: m for m in make_methods(options.methods.split(","), method_options, model.agent, model.window())}
+    window = None if options.endpoint is not None else model_window(options.model, reader)
+    methods = make_methods(options.methods.split(","), method_options, model.agent, window)
     names = [name.strip() for name in options.task.split(",")]
     tasks = {task.name: task for task in make_tasks(names, model.tokenizer, model.agent, files)}
     chosen = choose_lengths(list(tasks.values()), lengths)
@@ -201,12 +200,6 @@ def open_evaluation(
     return Evaluation(model, options.seed, tasks, methods, keys, left, folder, ranks, results, llm)
 
 
-def _units(summary: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """The unit of each task's lengths, those of earlier commands included; "" for files."""
-    known = length_units()
-    return {entry["task"]: known.get(entry["task"], "") if isinstance(entry["length"], int) else "" for entry in summary}
-
-
 def _check_documents(tasks: dict[str, Task], left: Sequence[Key], seed: int) -> None:
     # Printed only after two seconds: an error that is found at once then takes one line.
     notice = threading.Timer(2.0, print, ("making a first document of each task",), {"file": sys.stderr})
@@ -220,12 +213,12 @@ def _check_documents(tasks: dict[str, Task], left: Sequence[Key], seed: int) -> 
         notice.cancel()
 
 
-def _totals(rows: list[Row], seconds: float) -> str:
+def _print_totals(rows: list[Row], seconds: float) -> None:
     chunks, prompts, responses = (sum(row[name] for row in rows) for name in ("chunks", "prompt_tokens", "response_tokens"))
     peaks = [row["peak_gib"] for row in rows if row["peak_gib"] is not None]
     memory = f"; peak memory {max(*peaks, peak_gib() or 0):.2f} GiB" if peaks else ""
-    time_taken = f"{len(rows)} readings, {chunks:,} chunks in {format_seconds(seconds)}"
-    return f"{time_taken}; {prompts:,} prompt and {responses:,} response tokens{memory}"
+    tokens = f"{prompts:,} prompt and {responses:,} response tokens"
+    print(f"{len(rows)} readings, {chunks:,} chunks in {format_seconds(seconds)}; {tokens}{memory}")
 
 
 def _print_problems(rows: list[Row], limit: int = 5) -> None:

@@ -6,8 +6,9 @@ Annotations are not postponed here, because jsonargparse would import everything
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any
 
+from memrl.agents import Agent
 from memrl.agents.agent_file import LIMITS
 from memrl.agents.limits import longest_turn
 from memrl.agents.memory import AgentConfig, memory_agent
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from memrl.llm import Session
     from memrl.tokenizer import Tokenizer
 
-METHODS = ("memory", "one_shot", "retrieval")
+METHODS: dict[str, Agent[Any]] = {"memory": memory_agent, "one_shot": one_shot_agent, "retrieval": retrieval_agent}
+# The settings that make a method's turns shorter, for messages.
+LOWER = {"memory": "agent.chunk_tokens or agent.memory_tokens", "one_shot": "window", "retrieval": "retrieval_tokens"}
 # Tokens of an endpoint's window that stay free: for its chat template, of unknown size, and for the few tokens
 # by which a prompt that was cut between tokens grows when it is tokenised again.
 ENDPOINT_RESERVE = 256
@@ -38,114 +41,57 @@ class MethodOptions:
     """Tokens of each passage that retrieval ranks."""
 
 
-class Method(Protocol):
-    """
+@dataclass(frozen=True)
+class Method:
+    """An agent with its settings.
+
     Attributes:
         name: one of METHODS; stands in every row.
-        lower: the settings that make its turns shorter, for messages.
     """
 
-    name: ClassVar[str]
-    lower: ClassVar[str]
+    name: str
+    config: AgentConfig | OneShotConfig | RetrievalConfig
+
+    @property
+    def agent(self) -> AgentConfig:
+        return self.config if isinstance(self.config, AgentConfig) else self.config.agent
 
     def settings(self) -> dict[str, Any]:
         """All that the method's prompts depend on besides the sample, as JSON: for the results' fingerprint."""
-        ...
+        config, prompts = self.config, self.agent.prompts
+        if isinstance(config, AgentConfig):
+            shown = {name: getattr(prompts, name) for name in ("memory", "answer", "no_memory", "system")}
+            return {name: getattr(config, name) for name in LIMITS} | {"prompts": shown}
+        settings = {name: getattr(config.agent, name) for name in ("answer_tokens", "question_tokens")}
+        settings["prompts"] = {"document": document_prompt(prompts), "system": prompts.system}
+        if isinstance(config, RetrievalConfig):
+            settings |= {"tokens": config.tokens, "passage_tokens": config.passage_tokens}
+            return settings | {"window": config.window, "bm25": {"variant": "lucene", "k1": K1, "b": B}}
+        return settings | {"window": config.window}
 
     async def run(self, llm: "Session", sample: Sample) -> Trajectory:
         """Answer one sample's question."""
-        ...
+        return await METHODS[self.name](llm, sample, self.config)
 
     def num_turns(self, document_tokens: int) -> int:
         """Turns of a document with this many tokens."""
-        return 1
+        return -(-document_tokens // self.agent.chunk_tokens) + 1 if self.name == "memory" else 1
 
     def longest_turn(self, tokenizer: "Tokenizer", document_tokens: int | None = None, question_tokens: int | None = None) -> int:
         """Tokens of the longest turn, prompt and response together; arguments as in `memrl.agents.limits.longest_turn`."""
-        ...
-
-
-@dataclass(frozen=True)
-class MemoryMethod(Method):
-    """The memory agent: the function that is trained, with the prompts that it was trained with."""
-
-    agent: AgentConfig
-
-    name = "memory"
-    lower = "agent.chunk_tokens or agent.memory_tokens"
-
-    def settings(self) -> dict[str, Any]:
-        prompts = self.agent.prompts
-        shown = {name: getattr(prompts, name) for name in ("memory", "answer", "no_memory", "system")}
-        return {name: getattr(self.agent, name) for name in LIMITS} | {"prompts": shown}
-
-    async def run(self, llm: "Session", sample: Sample) -> Trajectory:
-        return await memory_agent(llm, sample, self.agent)
-
-    def num_turns(self, document_tokens: int) -> int:
-        return -(-document_tokens // self.agent.chunk_tokens) + 1
-
-    def longest_turn(self, tokenizer: "Tokenizer", document_tokens: int | None = None, question_tokens: int | None = None) -> int:
-        return longest_turn(tokenizer, self.agent, document_tokens=document_tokens, question_tokens=question_tokens)
-
-
-@dataclass(frozen=True)
-class OneShotMethod(Method):
-    """The whole document in one prompt; if it does not fit, its middle is cut out."""
-
-    config: OneShotConfig
-
-    name = "one_shot"
-    lower = "window"
-
-    def settings(self) -> dict[str, Any]:
-        return _answer_settings(self.config.agent) | {"window": self.config.window}
-
-    async def run(self, llm: "Session", sample: Sample) -> Trajectory:
-        return await one_shot_agent(llm, sample, self.config)
-
-    def longest_turn(self, tokenizer: "Tokenizer", document_tokens: int | None = None, question_tokens: int | None = None) -> int:
-        if document_tokens is None:
-            return self.config.window
-        return min(self.config.window, _answer_turn(tokenizer, self.config.agent, document_tokens, question_tokens))
-
-
-@dataclass(frozen=True)
-class RetrievalMethod(Method):
-    """The passages that share words with the question, in one prompt."""
-
-    config: RetrievalConfig
-
-    name = "retrieval"
-    lower = "retrieval_tokens"
-
-    def settings(self) -> dict[str, Any]:
-        config = self.config
-        own = {"tokens": config.tokens, "passage_tokens": config.passage_tokens, "window": config.window}
-        return _answer_settings(config.agent) | own | {"bm25": {"variant": "lucene", "k1": K1, "b": B}}
-
-    async def run(self, llm: "Session", sample: Sample) -> Trajectory:
-        return await retrieval_agent(llm, sample, self.config)
-
-    def longest_turn(self, tokenizer: "Tokenizer", document_tokens: int | None = None, question_tokens: int | None = None) -> int:
-        config = self.config
-        shown = config.tokens if document_tokens is None else min(config.tokens, document_tokens)
-        longest = _answer_turn(tokenizer, config.agent, shown, question_tokens)
+        config, agent = self.config, self.agent
+        if isinstance(config, AgentConfig):
+            return longest_turn(tokenizer, config, document_tokens=document_tokens, question_tokens=question_tokens)
+        shown = config.tokens if isinstance(config, RetrievalConfig) else config.window
+        if document_tokens is not None:
+            shown = min(shown, document_tokens)
+        template = PromptTemplate(document_prompt(agent.prompts), tokenizer, agent.prompts.system)
+        question = agent.question_tokens if question_tokens is None else question_tokens
+        longest = template.num_tokens + question + shown + agent.answer_tokens
         return longest if config.window is None else min(config.window, longest)
 
 
-def _answer_settings(agent: AgentConfig) -> dict[str, Any]:
-    limits = {"answer_tokens": agent.answer_tokens, "question_tokens": agent.question_tokens}
-    return limits | {"prompts": {"document": document_prompt(agent.prompts), "system": agent.prompts.system}}
-
-
-def _answer_turn(tokenizer: "Tokenizer", agent: AgentConfig, shown_tokens: int, question_tokens: int | None) -> int:
-    template = PromptTemplate(document_prompt(agent.prompts), tokenizer, agent.prompts.system)
-    question = agent.question_tokens if question_tokens is None else question_tokens
-    return template.num_tokens + question + shown_tokens + agent.answer_tokens
-
-
-def make_methods(names: Sequence[str], options: MethodOptions, agent: AgentConfig, window: int | None) -> list[Method]:
+def make_methods(names: Sequence[str], options: MethodOptions, agent: AgentConfig, window: int | None) -> dict[str, Method]:
     """The methods by their names, in this order.
 
     Args:
@@ -155,28 +101,27 @@ def make_methods(names: Sequence[str], options: MethodOptions, agent: AgentConfi
     Raises:
         ValueError: no, unknown or repeated names, options out of range, or a missing package.
     """
-    names = [name.strip() for name in names]
-    if not names:
-        raise ValueError(f"there is no method to run; give one or more of {', '.join(METHODS)}")
     limit = _effective_window(options, window)
     made: dict[str, Method] = {}
-    for name in names:
+    for name in (name.strip() for name in names):
+        if name not in METHODS:
+            raise ValueError(f"there is no method {name!r}; there are {', '.join(METHODS)}")
         if name in made:
             raise ValueError(f"the method {name!r} is given twice; give each method once")
-        if name == "memory":
-            made[name] = MemoryMethod(agent)
-        elif name == "one_shot":
+        config: AgentConfig | OneShotConfig | RetrievalConfig = agent
+        if name == "one_shot":
             if limit is None:
                 raise ValueError(
                     "the method one_shot needs the endpoint's window, which cannot be read from it; give --window TOKENS"
                 )
-            made[name] = OneShotMethod(OneShotConfig(agent, limit))
+            config = OneShotConfig(agent, limit)
         elif name == "retrieval":
             _check_retrieval(options)
-            made[name] = RetrievalMethod(RetrievalConfig(agent, options.retrieval_tokens, options.passage_tokens, limit))
-        else:
-            raise ValueError(f"there is no method {name!r}; there are {', '.join(METHODS)}")
-    return list(made.values())
+            config = RetrievalConfig(agent, options.retrieval_tokens, options.passage_tokens, limit)
+        made[name] = Method(name, config)
+    if not made:
+        raise ValueError(f"there is no method to run; give one or more of {', '.join(METHODS)}")
+    return made
 
 
 def _effective_window(options: MethodOptions, window: int | None) -> int | None:

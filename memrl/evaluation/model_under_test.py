@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from memrl.agents.limits import check_turn
 from memrl.agents.memory import AgentConfig
+from memrl.evaluation.methods import LOWER, Method
 from memrl.evaluation.tasks import Task
-from memrl.reading.open_model import ReaderOptions, check_seed, decoding, load_settings, model_window, open_llm
+from memrl.reading.open_model import ReaderOptions, check_seed, decoding, load_settings, open_llm
 
 if TYPE_CHECKING:
-    from memrl.evaluation.methods import Method
     from memrl.llm import LLM
     from memrl.tokenizer import Tokenizer
 
@@ -37,8 +37,7 @@ class Options(Protocol):
     tokenizer: str | None
 
 
-def check_options(options: Options, reader: ReaderOptions) -> None:
-    """Raise a ValueError for numbers out of range, and for options that exclude each other."""
+def _check_options(options: Options, reader: ReaderOptions) -> None:
     for name, value in (("samples", options.samples), ("repeats", options.repeats)):
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
@@ -82,10 +81,6 @@ class ModelUnderTest:
         model = Path(self.name).resolve()
         return model.parent / "eval" / model.name
 
-    def window(self) -> int | None:
-        """Tokens of a local model's window; None for an endpoint."""
-        return None if self.endpoint is not None else model_window(self.name, self.reader)
-
     def open_llm(self, methods: Iterable[Method], tasks: Iterable[Task]) -> LLM:
         """Load the weights, or connect to the server.
 
@@ -104,24 +99,23 @@ class ModelUnderTest:
         # read, and a command with a larger cache reads it again.
         least = {} if any(task.length_unit for task in tasks) else {"document_tokens": 0, "question_tokens": 0}
         for method in methods:
-            check_turn(llm.sampler, method.longest_turn(self.tokenizer, **least), method.lower)
+            check_turn(llm.sampler, method.longest_turn(self.tokenizer, **least), LOWER[method.name])
         return llm
 
 
 def read_model_settings(options: Options, reader: ReaderOptions) -> ModelUnderTest:
-    """Read the agent settings and the tokenizer, but not the weights.
+    """Check the options, and read the agent settings and the tokenizer, but not the weights.
 
     Raises:
-        ValueError: no such folder, or a mistake in it or in the options.
+        ValueError: no such folder, a mistake in it, a number out of range, or options that exclude each other.
     """
+    _check_options(options, reader)
     name, endpoint = options.model, options.endpoint
     folder = name if options.tokenizer is None else options.tokenizer
     if endpoint is not None and not Path(folder).is_dir():
         raise ValueError(f"tokenizer {folder}: there is no such folder; give the served model's Hugging Face folder")
     agent, tokenizer = load_settings(folder, reader)
-    label = options.label or (name if endpoint is not None else _label(Path(name).resolve()))
+    path = Path(name).resolve()
+    local = f"{path.parent.name}/{path.name}" if path.name in _GENERIC else path.name
+    label = options.label or (local if endpoint is None else name)
     return ModelUnderTest(name, endpoint, label, reader, agent, tokenizer, Path(folder))
-
-
-def _label(folder: Path) -> str:
-    return f"{folder.parent.name}/{folder.name}" if folder.name in _GENERIC else folder.name

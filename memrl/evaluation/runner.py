@@ -1,4 +1,6 @@
-"""Run methods on tasks: every reading is a coroutine, and all tasks, lengths and methods share one stream.
+"""Run methods on tasks and make a row of each reading: the answer, its scores, its costs, and the evidence that the memory kept.
+
+Every reading is a coroutine, and all tasks, lengths and methods share one stream.
 
 A document that fails for whatever reason is a wrong answer, and its row holds the reason. Without these rows the table would look
 better than the model is.
@@ -7,23 +9,30 @@ better than the model is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, astuple, dataclass, fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from memrl.agents.memory import AgentConfig
-from memrl.evaluation.methods import MemoryMethod, Method
-from memrl.evaluation.reading_row import read_to_row, unread_row
+from memrl.evaluation.methods import Method
 from memrl.evaluation.tasks import Length, Task
-from memrl.types import Sample
+from memrl.scoring.evidence import find_answers, is_traceable
+from memrl.scoring.scores import score_response
+from memrl.scoring.verify import extract_answer
+from memrl.types import Sample, Trajectory, Turn
+from memrl.utils.devices import peak_gib
 from memrl.utils.seeds import stable_id
 
 if TYPE_CHECKING:
     from memrl.llm import LLM
 
 Row = dict[str, Any]
+RETAINED_STEPS = 9  # shares of the gold answers are written as digits from 0 to 9
 
 
 @dataclass(frozen=True, order=True)
@@ -49,7 +58,7 @@ def all_keys(
     tasks: Sequence[Task],
     lengths: Mapping[str, Sequence[Length]],
     num_samples: int | None,
-    methods: Sequence[str],
+    methods: Iterable[str],
     repeats: int = 1,
 ) -> list[Key]:
     """Every requested reading, by task, length, index, method and repeat."""
@@ -74,34 +83,16 @@ def share_of(keys: Sequence[Key], tasks: Mapping[str, Task], rank: int = 0, worl
     return sorted((key for key in keys if key.document in order), key=lambda key: order[key.document])
 
 
-class SharedDocument:
-    """A document that is made when its first reading needs it, once for all its readings.
+async def make_document(task: Task, key: Key, seed: int, thread: ThreadPoolExecutor) -> Sample:
+    """A document: a function of its task, length, index and seed.
 
     A slow document is made in a thread, so that the sampler's steps go on meanwhile. All share one thread: then generators need
     not be thread-safe, but they must not share a tokenizer with the sampler's thread. A quick document is made at once, so that
-    the same readings share a batch every time. A document is a function of its task, length, index and seed in both cases.
+    the same readings share a batch every time.
     """
-
-    def __init__(self, task: Task, key: Key, seed: int, thread: ThreadPoolExecutor):
-        self._task, self._arguments, self._thread = task, (key.length, key.index, seed), thread
-        self._made: asyncio.Future[Sample] | None = None
-
-    async def get(self) -> Sample:
-        """The document; an exception of its generator is raised for each of its readings."""
-        if self._made is None:
-            self._made = self._make()
-        return await self._made
-
-    def _make(self) -> asyncio.Future[Sample]:
-        loop = asyncio.get_running_loop()
-        if self._task.is_slow:
-            return loop.run_in_executor(self._thread, self._task.sample, *self._arguments)
-        made: asyncio.Future[Sample] = loop.create_future()
-        try:
-            made.set_result(self._task.sample(*self._arguments))
-        except Exception as problem:
-            made.set_exception(problem)
-        return made
+    if task.is_slow:
+        return await asyncio.get_running_loop().run_in_executor(thread, task.sample, key.length, key.index, seed)
+    return task.sample(key.length, key.index, seed)
 
 
 def read_all(
@@ -122,20 +113,17 @@ def read_all(
     measurements.
 
     Args:
-        keys: the readings of a document are consecutive; else it is made more than once.
+        keys: the readings of a document are consecutive; else it is made more than once. The rows have the same order.
         columns: further columns of every row (model, chunk_tokens).
         on_result: called with each row as its reading ends.
         on_turn: called after each turn with its kind.
-
-    Returns:
-        The rows in the order of `keys`.
     """
 
-    async def read(key: Key, document: SharedDocument) -> Row:
+    async def read(key: Key, document: asyncio.Task[Sample]) -> Row:
         try:
-            sample = await document.get()
-        except Exception as problem:
-            found = unread_row(f"{key.task}-{key.length}-{key.index}", problem)
+            sample = await document
+        except Exception as problem:  # raised for each of its readings
+            found = new_row(Sample(f"{key.task}-{key.length}-{key.index}", "", "")) | {"error": one_line(problem)}
         else:
             found = await read_to_row(llm, methods[key.method], sample, (seed, stable_id(*astuple(key))), on_turn)
         row = {**(columns or {}), **asdict(key), **found}
@@ -146,8 +134,8 @@ def read_all(
     def stream() -> Iterator:
         for _, readings in groupby(keys, key=lambda key: key.document):
             document = None
-            for key in readings:
-                document = document or SharedDocument(tasks[key.task], key, seed, thread)
+            for key in readings:  # made when its first reading starts, once for all its readings
+                document = document or asyncio.ensure_future(make_document(tasks[key.task], key, seed, thread))
                 yield read(key, document)
 
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="documents")
@@ -172,15 +160,12 @@ def evaluate(
     """Read one task's documents once each with the memory agent, as at the end of training.
 
     Args:
-        num_samples: documents per length; None is the task's default.
         shard: (rank, world): the part of this process; the rows of all ranks together are complete.
-        on_result: called with each row as its document finishes.
-        on_chunk: called after each chunk.
 
     Returns:
         The rows, ordered by length and index.
     """
-    method, tasks = MemoryMethod(agent), {task.name: task}
+    method, tasks = Method("memory", agent), {task.name: task}
     keys = share_of(all_keys([task], {task.name: lengths}, num_samples, [method.name]), tasks, *shard)
 
     def on_turn(kind: str) -> None:
@@ -188,5 +173,112 @@ def evaluate(
             on_chunk()
 
     columns = {"model": "", "chunk_tokens": agent.chunk_tokens}
-    rows = read_all(llm, keys, tasks, {method.name: method}, seed, columns=columns, on_result=on_result, on_turn=on_turn)
+    rows = read_all(llm, keys, tasks, {"memory": method}, seed, columns=columns, on_result=on_result, on_turn=on_turn)
     return sorted(rows, key=lambda row: (lengths.index(row["length"]), row["index"]))
+
+
+def new_row(sample: Sample) -> Row:
+    """The columns of a row that depend on the reading, before it begins.
+
+    memory: the last memory.
+    chunks: memory turns.
+    tokens, cut_tokens: of the document; those of them that the method did not show.
+    prompt_tokens, response_tokens: of all turns.
+    seconds: wall-clock time, during which the sampler also worked on other readings.
+    peak_gib: peak memory of this process so far: of the GPU if one is used, None if the model runs elsewhere.
+    held: one digit per memory turn, see `retained_digit`; "" if no gold answer can be traced.
+    """
+    return {
+        "id": sample.id,
+        "question": sample.question,
+        "answers": list(sample.answers),
+        "match": sample.match,
+        "response": "",
+        "answer": "",
+        "memory": "",
+        **score_response("", sample.answers, sample.match),
+        **dict.fromkeys(("chunks", "tokens", "cut_tokens", "prompt_tokens", "response_tokens"), 0),
+        "seconds": 0.0,
+        "peak_gib": None,
+        "depths": depths_of(sample),
+        "held": "",
+        "error": None,
+    }
+
+
+def add_turn(row: Row, sample: Sample, turn: Turn) -> None:
+    """Count a turn in the row, and free the parts of it that only training needs: prompts of a long document take much memory."""
+    row["prompt_tokens"] += len(turn.prompt_ids)
+    row["response_tokens"] += len(turn.response_ids)
+    if turn.kind == "memory":
+        row["chunks"] += 1
+        row["memory"] = turn.text
+        row["held"] += retained_digit(turn.text, sample.answers, sample.match)
+    turn.prompt_ids, turn.response_logprobs = [], []
+
+
+def retained_digit(memory: str, answers: Sequence[str], match: str) -> str:
+    """floor(9 s), where s is the share of the gold answers that occur word for word in the memory; for "any" only 0 or 9.
+
+    Answers that occur in any text (yes, no) do not count; "" if there are no others.
+
+    >>> retained_digit("red fox, owl", ["red fox", "blue hen"], "all"), retained_digit("a red fox", ["red fox", "owl"], "any")
+    ('4', '9')
+    """
+    traced = [answer for answer in answers if is_traceable(answer)]
+    if not traced:
+        return ""
+    if match == "any":
+        return str(RETAINED_STEPS * bool(find_answers(memory, traced)))
+    retained = sum(bool(find_answers(memory, [answer])) for answer in traced)
+    return str(RETAINED_STEPS * retained // len(traced))
+
+
+async def read_to_row(
+    llm: LLM, method: Method, sample: Sample, identity: Sequence[int], on_turn: Callable[[str], None] | None = None
+) -> Row:
+    """Run the method on the sample; returns `new_row`'s columns.
+
+    An exception becomes the row's `error`, and the other readings go on. A failure has no response, and all scores of an empty
+    answer are 0.
+
+    Args:
+        identity: everything that the reading's randomness depends on.
+        on_turn: called after each turn with its kind.
+    """
+    row = new_row(sample)
+
+    def record(turn: Turn) -> None:
+        add_turn(row, sample, turn)
+        if on_turn is not None:
+            on_turn(turn.kind)
+
+    session = llm.session(*identity, on_turn=record)
+    began = time.perf_counter()
+    try:
+        row["tokens"] = len(session.encode(sample.context)) if sample.context.strip() else 0
+        trajectory = await method.run(session, sample)
+    except Exception as problem:
+        row["error"], trajectory = one_line(problem), Trajectory(memory=row["memory"])
+    row["seconds"] = round(time.perf_counter() - began, 3)
+    row["peak_gib"] = peak_gib() if hasattr(llm, "sampler") else None
+    row["cut_tokens"] = int(trajectory.scores.get("cut_tokens", 0))
+    row["memory"] = row["memory"] if trajectory.memory is None else trajectory.memory
+    row["response"], row["answer"] = trajectory.response, extract_answer(trajectory.response).strip()
+    return row | score_response(trajectory.response, sample.answers, sample.match)
+
+
+def depths_of(sample: Sample) -> list[float]:
+    """Where each piece of evidence begins, as shares of the document; empty if the metadata does not have such shares."""
+    depths = sample.metadata.get("depths")
+    if not isinstance(depths, list | tuple):
+        return []
+    valid = all(isinstance(d, int | float) and math.isfinite(d) and 0 <= d <= 1 for d in depths)
+    return [float(depth) for depth in depths] if valid else []
+
+
+def one_line(problem: Exception) -> str:
+    """Why a reading failed; without an endpoint's number of tries, so that equal failures have equal texts."""
+    lines = str(problem).strip().splitlines()
+    reason = re.sub(r" \(try \d+ of \d+\)$", "", lines[0]) if lines else ""
+    return f"{type(problem).__name__}: {reason}" if reason else type(problem).__name__

@@ -1,12 +1,7 @@
 """Confidence intervals of mean scores, and paired comparisons of two models on the same samples.
 
-    wilson_interval      values of 0 or 1, each sample read once
-    bootstrap_interval   fractions: f1, RULER's score, means over repeats
-    paired_interval      differences of values of 0 or 1 over the same samples
-    paired_bootstrap     differences of any values over the same samples, with a p-value
-
-`score_interval` chooses between the first two. The first and the third are closed forms with a width above 0 even if all values
-are equal. The bootstrap interval of n equal values has width 0, however small n is.
+Values of 0 or 1 have intervals in closed form, with a width above 0 even if all values are equal. Others (f1, RULER's score,
+means over repeats) are resampled; the bootstrap interval of n equal values has width 0, however small n is.
 
 The unit is the sample. Repeated readings of one sample are averaged first: they show how the answers to one question vary, not
 how the model would score on other questions.
@@ -169,7 +164,10 @@ def _sign_flip_p(differences: np.ndarray, samples: int, seed: int) -> float:
         for size, count in zip(sizes, counts, strict=True):
             ups = np.arange(count + 1)  # how many of this size are added; the others are subtracted
             sums = np.add.outer(sums, size * (2 * ups - count)).ravel()
-            chances = np.multiply.outer(chances, _fair_coins(int(count))).ravel()
+            # Probabilities of 0 to count heads of fair coins: C(count, k) / 2^count.
+            factorials = np.array([math.lgamma(up + 1) for up in ups])
+            coins = np.exp(factorials[-1] - factorials - factorials[::-1] - int(count) * math.log(2))
+            chances = np.multiply.outer(chances, coins).ravel()
         return min(1.0, float(chances[np.abs(sums) >= least].sum()))
     rng, hits = np.random.default_rng(seed), 0
     block = max(1, _BLOCK // len(sizes))
@@ -177,12 +175,6 @@ def _sign_flip_p(differences: np.ndarray, samples: int, seed: int) -> float:
         ups = rng.binomial(counts, 0.5, size=(min(block, samples - begin), len(sizes)))
         hits += int((np.abs((2 * ups - counts) @ sizes) >= least).sum())
     return (hits + 1) / (samples + 1)
-
-
-def _fair_coins(count: int) -> np.ndarray:
-    """Probabilities of 0 to `count` heads, float64 [count + 1]: C(count, k) / 2^count."""
-    factorials = np.array([math.lgamma(k + 1) for k in range(count + 1)])
-    return np.exp(factorials[-1] - factorials - factorials[::-1] - count * math.log(2))
 
 
 def _interval(means: np.ndarray, level: float) -> tuple[float, float]:

@@ -29,15 +29,10 @@ def summarize(rows: Iterable[Row], *, costs: bool = False) -> list[dict[str, Any
     for row in rows:
         cells.setdefault((row["task"], row["length"], row["method"]), []).append(row)
     ordered = sorted(cells.items(), key=lambda item: (item[0][0], isinstance(item[0][1], str), *item[0][1:]))
-    return [_entry(cell, group) | (_costs(group) if costs else {}) for cell, group in ordered]
+    return [_entry(cell, group, costs) for cell, group in ordered]
 
 
-def _costs(rows: list[Row]) -> dict[str, Any]:
-    peaks = [row["peak_gib"] for row in rows if row["peak_gib"] is not None]
-    return {"mean_seconds": _mean([row["seconds"] for row in rows]), "peak_gib": max(peaks, default=None)}
-
-
-def _entry(cell: tuple, rows: list[Row]) -> dict[str, Any]:
+def _entry(cell: tuple, rows: list[Row], costs: bool) -> dict[str, Any]:
     samples: dict[int, list[Row]] = {}
     for row in rows:
         samples.setdefault(row["index"], []).append(row)
@@ -52,6 +47,9 @@ def _entry(cell: tuple, rows: list[Row]) -> dict[str, Any]:
         entry[f"{score}_interval"] = list(score_interval(means))
     for size in ("chunks", "tokens", "prompt_tokens", "response_tokens"):
         entry[f"mean_{size}"] = _mean([row[size] for row in rows])
+    if costs:
+        entry["mean_seconds"] = _mean([row["seconds"] for row in rows])
+        entry["peak_gib"] = max((row["peak_gib"] for row in rows if row["peak_gib"] is not None), default=None)
     return entry
 
 
@@ -59,13 +57,8 @@ def _mean(values: list[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def print_table(summary: list[dict[str, Any]], units: dict[str, str] | None = None, file: TextIO | None = None) -> None:
-    """Print the summary as a table: scores in percent, those of the two verifiers with 95% intervals.
-
-    Args:
-        units: the unit of each task's lengths, by task name.
-        file: standard output by default.
-    """
+def print_table(summary: list[dict[str, Any]], units: dict[str, str], file: TextIO | None = None) -> None:
+    """Print the summary as a table: scores in percent, those of the two verifiers with 95% intervals; units by task name."""
     from rich import box
     from rich.console import Console
     from rich.measure import Measurement
@@ -73,7 +66,7 @@ def print_table(summary: list[dict[str, Any]], units: dict[str, str] | None = No
 
     console = Console(file=file)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    named = sorted({unit for unit in (units or {}).values() if unit})
+    named = sorted({unit for unit in units.values() if unit})
     titles = ["task", "method", f"length ({named[0]})" if len(named) == 1 else "length", "n", "failed", "empty"]
     titles += ["strict %", "95%", "lenient", "95%", "exact", "f1", "ruler", "tokens"]
     titles += ["s"] * any("mean_seconds" in entry for entry in summary)
@@ -82,7 +75,7 @@ def print_table(summary: list[dict[str, Any]], units: dict[str, str] | None = No
         # rich cuts cells that it may not wrap, so only the task's name may wrap.
         table.add_column(title, justify=justify, style="dim" if title == "95%" else "", no_wrap=title != "task", overflow="fold")
     for entry in summary:
-        table.add_row(*_table_row(entry, (units or {}).get(entry["task"], "") if len(named) > 1 else ""))
+        table.add_row(*_table_row(entry, units[entry["task"]] if len(named) > 1 else ""))
     whole = Measurement.get(console, console.options.update(max_width=10**4), table).maximum
     longest = max((len(entry["task"]) for entry in summary), default=0)
     least = whole - max(0, longest - TASK_WIDTH)
@@ -99,13 +92,9 @@ def _table_row(entry: dict[str, Any], unit: str) -> list[str]:
     cells += [f"[red]{entry[name]}[/]" if entry[name] else "0" for name in ("failures", "empty")]
     for score in ("strict", "lenient"):
         low, high = entry[f"{score}_interval"]
-        cells += [_percent(entry[score]), f"{100 * low:.0f}-{100 * high:.0f}"]
-    cells += [_percent(entry[score]) for score in ("exact", "f1", "ruler")]
+        cells += [f"{100 * entry[score]:.1f}", f"{100 * low:.0f}-{100 * high:.0f}"]
+    cells += [f"{100 * entry[score]:.1f}" for score in ("exact", "f1", "ruler")]
     cells.append(f"{entry['mean_tokens']:,.0f}")
     if "mean_seconds" in entry:
         cells.append(f"{entry['mean_seconds']:.3g}")
     return cells
-
-
-def _percent(score: float) -> str:
-    return f"{100 * score:.1f}"

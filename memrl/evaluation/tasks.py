@@ -8,10 +8,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from memrl.agents.memory import AgentConfig
+from memrl.data import load_samples
+from memrl.data.needle import make_sample
 from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
 from memrl.utils.files import fingerprint
@@ -25,7 +29,6 @@ if TYPE_CHECKING:
 Length = int | str
 SAMPLES = 128  # documents of each length by default, as in the original
 CHARACTERS_PER_TOKEN, TOKENS_PER_PARAGRAPH = 4, 140  # of English text; of a paragraph of HotpotQA, heading included
-FILE_TYPES = (".jsonl", ".parquet")
 
 
 def length_units() -> dict[str, str]:
@@ -35,7 +38,7 @@ def length_units() -> dict[str, str]:
     return {**dict.fromkeys(TASKS, "tokens"), "needle": "chunks", "ruler_hotpotqa": "documents"}
 
 
-class Task(Protocol):
+class Task:
     """Documents with questions, by length and index.
 
     Attributes:
@@ -44,14 +47,16 @@ class Task(Protocol):
         length_unit: "chunks", "tokens" or "documents"; "" for a task without lengths.
         default_lengths: the lengths that are run if none are given.
         max_length: longer documents are refused; None for a task without lengths.
+        tokens_per_unit: of length, about.
         is_slow: a long document takes so long to make that it is made in a thread, while other readings go on.
     """
 
     name: str
     version: str
-    length_unit: str = ""
+    length_unit: str
     default_lengths: tuple[Length, ...]
-    max_length: int | None = None
+    max_length: int | None
+    tokens_per_unit: int = 1
     is_slow: bool = False
 
     def count(self, length: Length, wanted: int | None) -> int:
@@ -60,11 +65,11 @@ class Task(Protocol):
 
     def sample(self, length: Length, index: int, seed: int) -> Sample:
         """The document number `index` of this length, a function of the arguments alone."""
-        ...
+        raise NotImplementedError
 
     def num_tokens(self, length: Length) -> int:
         """About how many tokens a document of this length has; for the order of work and the time left."""
-        ...
+        return int(length) * self.tokens_per_unit
 
     def check(self, lengths: Sequence[Length], seed: int) -> None:
         """Raise the ValueError that all documents of one of these lengths would raise, if that is quick to find out."""
@@ -77,41 +82,32 @@ class NeedleTask(Task):
     size the document has as many of the same sentences as fill `length * chunk_tokens` tokens.
     """
 
-    name = "needle"
-    length_unit = "chunks"
-    default_lengths = (1, 4, 16)
+    name, length_unit, default_lengths = "needle", "chunks", (1, 4, 16)
     max_length = 10_000_000  # a longer one is a typing mistake, and making it would seem to hang
 
     def __init__(self, tokenizer: Tokenizer, agent: AgentConfig):
-        self.chunk_tokens = agent.chunk_tokens
-        self.version = f"1, chunks of {self.chunk_tokens} tokens"
-        self.mean_tokens, self.most_tokens = _sentence_tokens(tokenizer)
+        self.tokens_per_unit = agent.chunk_tokens
+        self.version = f"1, chunks of {agent.chunk_tokens} tokens"
+        # Tokens of a generated sentence: the mean over many, and the highest mean over a chunk of a hundred.
+        chunks = [len(tokenizer.encode(make_sample(1, seed, segments_per_chunk=100).context)) / 100 for seed in range(200)]
+        self.mean_tokens, self.most_tokens = sum(chunks) / len(chunks), max(chunks)
 
     def sample(self, length: Length, index: int, seed: int) -> Sample:
-        from memrl.data.needle import make_sample
-
         chunks = int(length)
         # As many sentences as fit with near certainty; single chunks above the mean average out with length.
         tokens = self.mean_tokens + (self.most_tokens - self.mean_tokens) / math.sqrt(chunks)
-        sentences = max(1, math.floor(self.chunk_tokens / tokens))
+        sentences = max(1, math.floor(self.tokens_per_unit / tokens))
         return make_sample(chunks, stable_id(seed, self.name, length, index), segments_per_chunk=sentences)
-
-    def num_tokens(self, length: Length) -> int:
-        return int(length) * self.chunk_tokens
 
 
 class FileTask(Task):
     """A file of samples: every document as it is. Its only length is `file`."""
 
-    default_lengths = ("file",)
+    length_unit, default_lengths, max_length = "", ("file",), None
 
     def __init__(self, path: str | Path):
-        from memrl.data import load_samples
-
-        self.name = Path(path).stem
         self.samples: Sequence[Sample] = load_samples(path)
-        self.version = fingerprint([path])
-        self._num_tokens: int | None = None
+        self.name, self.version = Path(path).stem, fingerprint([path])
 
     def count(self, length: Length, wanted: int | None) -> int:
         return len(self.samples) if wanted is None else min(wanted, len(self.samples))
@@ -120,58 +116,45 @@ class FileTask(Task):
         return self.samples[index]
 
     def num_tokens(self, length: Length) -> int:
-        if self._num_tokens is None:
-            some = range(0, len(self.samples), -(-len(self.samples) // 32))  # an estimate from at most 32 samples
-            characters = sum(len(self.samples[index].context) for index in some) / len(some)
-            self._num_tokens = round(characters / CHARACTERS_PER_TOKEN)
-        return self._num_tokens
+        return self._mean_tokens
+
+    @cached_property
+    def _mean_tokens(self) -> int:
+        some = range(0, len(self.samples), -(-len(self.samples) // 32))  # an estimate from at most 32 samples
+        return round(sum(len(self.samples[index].context) for index in some) / len(some) / CHARACTERS_PER_TOKEN)
 
 
+@dataclass
 class GeneratedTask(Task):
     """RULER's tasks and RULER-HotpotQA: documents made to a length, by a generator of `memrl.data`."""
 
+    name: str
+    generator: RulerTask | RulerHotpotQA
+    length_unit: str
+    default_lengths: tuple[Length, ...]
+    max_length: int | None
+    tokens_per_unit: int = 1
     is_slow = True
 
-    def __init__(
-        self,
-        name: str,
-        generator: RulerTask | RulerHotpotQA,
-        length_unit: str,
-        default_lengths: tuple[Length, ...],
-        max_length: int,
-        tokens_per_unit: int = 1,
-    ):
-        self.name, self.length_unit, self.default_lengths, self.max_length = name, length_unit, default_lengths, max_length
-        self.version = generator.version
-        self._generator, self._tokens_per_unit = generator, tokens_per_unit
+    def __post_init__(self):
+        self.version = self.generator.version
 
     def count(self, length: Length, wanted: int | None) -> int:
-        wanted, available = super().count(length, wanted), self._generator.num_questions
+        wanted, available = super().count(length, wanted), self.generator.num_questions
         return wanted if available is None else min(wanted, available)
 
     def sample(self, length: Length, index: int, seed: int) -> Sample:
-        return self._generator.sample(int(length), index, seed)
-
-    def num_tokens(self, length: Length) -> int:
-        return int(length) * self._tokens_per_unit
+        return self.generator.sample(int(length), index, seed)
 
     def check(self, lengths: Sequence[Length], seed: int) -> None:
         # The shortest has the least room for its question. The longest shows whether there are enough documents.
         numbers = [int(length) for length in lengths]
         for length in sorted({min(numbers), max(numbers)} if self.length_unit == "documents" else {min(numbers)}):
-            self._generator.sample(length, 0, seed)
+            self.generator.sample(length, 0, seed)
         # In tokens the longest would take seconds to make; whether there are enough paragraphs is known at once.
-        check = getattr(self._generator, "check", None)  # only the tasks with paragraphs have it
+        check = getattr(self.generator, "check", None)  # only the tasks with paragraphs have it
         if check is not None:
             check(max(numbers))
-
-
-def _sentence_tokens(tokenizer: Tokenizer) -> tuple[float, float]:
-    """Tokens of a generated sentence: the mean over many, and the highest mean over a chunk of a hundred."""
-    from memrl.data.needle import make_sample
-
-    chunks = [len(tokenizer.encode(make_sample(1, seed, segments_per_chunk=100).context)) / 100 for seed in range(200)]
-    return sum(chunks) / len(chunks), max(chunks)
 
 
 def make_tasks(names: Sequence[str], tokenizer: Tokenizer, agent: AgentConfig, files: RulerFiles | None = None) -> list[Task]:
@@ -184,36 +167,32 @@ def make_tasks(names: Sequence[str], tokenizer: Tokenizer, agent: AgentConfig, f
     Raises:
         ValueError: no such task, two of one name, a file without samples, or a missing file that a task needs.
     """
-    from memrl.data.ruler import TASKS, RulerFiles
+    from memrl.data.ruler import TASKS, RulerFiles, make_ruler
+    from memrl.data.ruler_hotpotqa import RulerHotpotQA
 
-    files = RulerFiles() if files is None else files
-    expanded = [one for name in names for one in (TASKS if name == "ruler" else (name,))]
-    thread_tokenizer = copy.deepcopy(tokenizer) if set(expanded) & set(TASKS) else tokenizer
-    tasks = [_make_task(name, tokenizer, thread_tokenizer, agent, files) for name in expanded]
+    files = files or RulerFiles()
+    thread_tokenizer = cache(lambda: copy.deepcopy(tokenizer))
+
+    def make(name: str) -> Task:
+        if name == NeedleTask.name:
+            return NeedleTask(tokenizer, agent)
+        if name in TASKS:
+            return GeneratedTask(name, make_ruler(name, thread_tokenizer(), files), "tokens", (8192, 16384, 32768), 2**25)
+        if name == "ruler_hotpotqa":
+            return GeneratedTask(name, RulerHotpotQA(files), "documents", (50, 100, 200), 10**6, TOKENS_PER_PARAGRAPH)
+        if not name.endswith((".jsonl", ".parquet")):
+            known = ", ".join((NeedleTask.name, "ruler", *TASKS, "ruler_hotpotqa"))
+            raise ValueError(f"there is no task {name!r}; give the path of a .jsonl or .parquet file, or one of {known}")
+        if not Path(name).is_file():
+            raise ValueError(f"task {name}: there is no such file")
+        return FileTask(name)
+
+    tasks = [make(one) for name in names for one in (TASKS if name == "ruler" else (name,))]
     known = [task.name for task in tasks]
     if len(set(known)) < len(known):
         twice = max(known, key=known.count)
         raise ValueError(f"task holds two tasks named {twice!r}; run them into two --out folders")
     return tasks
-
-
-def _make_task(name: str, tokenizer: Tokenizer, thread_tokenizer: Tokenizer, agent: AgentConfig, files: RulerFiles) -> Task:
-    from memrl.data.ruler import TASKS, make_ruler
-
-    if name == NeedleTask.name:
-        return NeedleTask(tokenizer, agent)
-    if name in TASKS:
-        return GeneratedTask(name, make_ruler(name, thread_tokenizer, files), "tokens", (8192, 16384, 32768), 2**25)
-    if name == "ruler_hotpotqa":
-        from memrl.data.ruler_hotpotqa import RulerHotpotQA
-
-        return GeneratedTask(name, RulerHotpotQA(files), "documents", (50, 100, 200), 10**6, TOKENS_PER_PARAGRAPH)
-    if name.endswith(FILE_TYPES):
-        if not Path(name).is_file():
-            raise ValueError(f"task {name}: there is no such file")
-        return FileTask(name)
-    known = ", ".join((NeedleTask.name, "ruler", *TASKS, "ruler_hotpotqa"))
-    raise ValueError(f"there is no task {name!r}; give the path of a .jsonl or .parquet file, or one of {known}")
 
 
 def choose_lengths(tasks: Sequence[Task], given: Sequence[int] | None) -> dict[str, list[Length]]:

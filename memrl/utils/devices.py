@@ -37,11 +37,25 @@ def set_threads(count: int) -> None:
         torch.set_num_threads(count)
 
 
+def peak_gib() -> float:
+    """Peak memory so far in GiB: of the GPU if one is used, else of this process."""
+    gpu = _gpu_gib()
+    return round(_process_gib() if gpu is None else gpu, 3)
+
+
 def peak_memory() -> str:
     """Peak memory of this process, such as `1.3 GiB`, and of its GPU."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    parts = [f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30:.2f} GiB"]
+    gpu = _gpu_gib()
+    return f"{_process_gib():.2f} GiB" + ("" if gpu is None else f" + {gpu:.2f} GiB on the GPU")
+
+
+def _gpu_gib() -> float | None:
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        parts.append(f"{torch.cuda.max_memory_reserved() / 2**30:.2f} GiB on the GPU")
-    return " + ".join(parts)
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return torch.cuda.max_memory_reserved() / 2**30
+
+
+def _process_gib() -> float:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
