@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memrl.evaluation.tasks import Length
-from memrl.report.depth_map import BINS, MIN_SAMPLES, DepthMap
+from memrl.report.report_numbers import BINS, MIN_SAMPLES, DepthMap, TaskNumbers
 from memrl.report.retention import RetentionPoint
 from memrl.report.series import sort_lengths
 from memrl.utils import pictures
@@ -19,26 +19,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from memrl.report.report_numbers import TaskNumbers
-
 _SMALL = {"frameon": False, "fontsize": 8, "title_fontsize": 8, "alignment": "left"}
 
 
 def plot_retention(path: Path, task: TaskNumbers, score: str) -> None:
     """Write a PNG with two panels per series: the gold answer in memory by chunks since the evidence, and at the end."""
-    lengths = sort_lengths(length for line in task.at_end.values() for length in line)
-    with_curve = [length for length in lengths if any(line.get(length) for line in task.curves.values())]
-    longest = max((point.after for line in task.curves.values() for points in line.values() for point in points), default=0)
+    lengths = sort_lengths(length for line in task.memory.values() for length in line)
+    with_curve = [length for length in lengths if any(line.get(length) for line in task.retention.values())]
+    longest = max((point.after for line in task.retention.values() for points in line.values() for point in points), default=0)
     ratios = (1.45, 1.0) if with_curve else (1.0,)
-    pairs = 1 if len(task.at_end) <= 3 else 2  # series side by side
-    rows, each = -(-len(task.at_end) // pairs), len(ratios)
+    pairs = 1 if len(task.memory) <= 3 else 2  # series side by side
+    rows, each = -(-len(task.memory) // pairs), len(ratios)
     size = (max(8.0, (4.3 if pairs == 1 else 7.2) * sum(ratios)), 3.3 * rows + 0.9)
-    figure, grid = pictures.make_panels(each * len(task.at_end), each * pairs, size, width_ratios=ratios * pairs)
+    figure, grid = pictures.make_panels(each * len(task.memory), each * pairs, size, width_ratios=ratios * pairs)
     colours = _length_colours(lengths)
-    for number, label in enumerate(task.at_end):
+    for number, label in enumerate(task.memory):
         panels = grid[each * number : each * number + each]
         if with_curve:
-            _draw_curves(panels[0], task.curves.get(label, {}), colours, longest)
+            _draw_curves(panels[0], task.retention.get(label, {}), colours, longest)
         _draw_end(panels[-1], task, label, lengths)
         panel_title(panels[0], label)
     pictures.figure_title(figure, f"{task.name}: is the gold answer in the memory?")
@@ -79,7 +77,7 @@ def _draw_curves(
         return
     for order, (length, points) in enumerate(curves.items()):
         # log2(1 + chunks): a log axis with a place for 0.
-        x, y = [np.log2(1 + point.after) for point in points], [100 * point.retained for point in points]
+        x, y = [np.log2(1 + point.after) for point in points], [100 * point.held for point in points]
         style = {"marker": "o", "markersize": 4, "linewidth": 1.8, "clip_on": False}
         axes.plot(x, y, color=colours[length], zorder=3 + order / 100, **style)
     ticks = [tick for tick in (0, *(4**k for k in range(9))) if tick <= longest]
@@ -90,12 +88,12 @@ def _draw_curves(
 
 def _draw_end(axes: Axes, task: TaskNumbers, label: str, lengths: Sequence[Length]) -> None:
     for place, length in enumerate(lengths):
-        if (end := task.at_end[label].get(length)) is None:
+        if (end := task.memory[label].get(length)) is None:
             continue
         last, ever = 100 * end.last, 100 * max(end.ever, end.last)
         for low, high, colour in ((0, last, RETAINED), (last, ever, LOST), (ever, 100, NEVER)):
             axes.bar(place, high - low, bottom=low, width=0.82, color=colour, linewidth=0)
-        mean = 100 * task.answered[label][length]
+        mean = 100 * task.answered[label][length].mean
         axes.plot(place, mean, "D", color="black", markersize=5, markeredgecolor="white", clip_on=False, zorder=4)
     pictures.percent_axis(axes)
     axes.tick_params(axis="x", pad=7)

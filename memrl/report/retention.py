@@ -23,18 +23,13 @@ class RetentionPoint:
     """The mean share of the gold answers in memory `after` chunks after the evidence's chunk, over `n` readings."""
 
     after: int
-    retained: float
+    held: float
     n: int
 
 
 @dataclass(frozen=True)
 class RetentionAtEnd:
-    """Means over all readings of one length.
-
-    Attributes:
-        ever: the largest share of the gold answers in memory after any chunk.
-        last: the share in memory after the last chunk.
-    """
+    """The mean shares of the gold answers in memory, the largest after any chunk and that after the last, over `n` readings."""
 
     ever: float
     last: float
@@ -84,9 +79,8 @@ def evidence_chunk(row: Row) -> int | None:
 
 def offsets(longest: int) -> list[int]:
     """0, 1, 2, 3, 4, 6, 8, 12, 16 ...: powers of two and the middles between them, up to `longest`."""
-    powers = [2**k for k in range(longest.bit_length())]
-    middles = [3 * power // 2 for power in powers if power > 1]
-    return [after for after in sorted({0, *powers, *middles}) if after <= longest]
+    steps = {0, 1} | {base * 2**k for base in (2, 3) for k in range(longest.bit_length())}
+    return [after for after in sorted(steps) if after <= longest]
 
 
 def retention_curve(rows: Sequence[Row]) -> list[RetentionPoint]:
@@ -99,12 +93,11 @@ def retention_curve(rows: Sequence[Row]) -> list[RetentionPoint]:
         rows: traced readings (`is_traced`).
     """
     aligned = [retained_shares(row)[chunk:] for row in rows if (chunk := evidence_chunk(row)) is not None]
-    if not aligned:
-        return []
+    least = max(min(MIN_READINGS, len(aligned)), MIN_SHARE * len(aligned))
     points = []
-    for after in offsets(max(map(len, aligned)) - 1):
+    for after in offsets(max(map(len, aligned), default=0) - 1):
         values = [shares[after] for shares in aligned if len(shares) > after]
-        if len(values) >= max(min(MIN_READINGS, len(aligned)), MIN_SHARE * len(aligned)):
+        if len(values) >= least:
             points.append(RetentionPoint(after, float(np.mean(values)), len(values)))
     return points
 
