@@ -26,7 +26,7 @@ from memrl.report.retention import (
 )
 from memrl.report.series import Series, read_series
 from memrl.scoring.scores import SCORES
-from memrl.utils.pictures import short_length
+from memrl.utils.pictures import length_name
 
 PICTURES = [("accuracy.png", "Accuracy")]
 REPO = Path(__file__).resolve().parent.parent
@@ -373,7 +373,7 @@ def test_costs_are_means_and_the_highest_peak():
 
 def test_lengths_are_short_where_that_is_exact():
     given = [1, 512, 1024, 1536, 2048, 4096, 98304, 25600, 1048576, 1048577, 3 * 1048576]
-    assert [short_length(length) for length in given] == "1 512 1K 1536 2K 4K 96K 25600 1M 1048577 3M".split()
+    assert [length_name(length) for length in given] == "1 512 1K 1536 2K 4K 96K 25600 1M 1048577 3M".split()
 
 
 @pytest.mark.parametrize(

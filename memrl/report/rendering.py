@@ -7,10 +7,11 @@ import html
 import re
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -57,16 +58,15 @@ def format_number(value: object, sign: str = "") -> str:
 
 def highlighted(text: str, spans: Sequence[tuple[int, int]]) -> Markup:
     """`text` as HTML with the spans marked; they are in order and do not overlap."""
-    pieces, position = [], 0
-    for start, end in spans:
-        pieces += [escape(text[position:start]), Markup("<mark>{}</mark>").format(text[start:end])]
-        position = end
-    return Markup("").join([*pieces, escape(text[position:])])
+    cuts = [0, *(edge for span in spans for edge in span), len(text)]
+    pieces = [text[start:end] for start, end in pairwise(cuts)]
+    pieces[1::2] = [Markup("<mark>{}</mark>").format(piece) for piece in pieces[1::2]]
+    return Markup("").join(pieces)
 
 
 def changes(old: str, new: str) -> list[tuple[str, str]]:
     """The words of both texts in order, as runs of ("keep" | "drop" | "add", text)."""
-    old_words, new_words = _words(old), _words(new)
+    old_words, new_words = (re.findall(r"\s*\S+\s*|\s+", text) for text in (old, new))
     runs = []
     matcher = difflib.SequenceMatcher(None, [word.strip() for word in old_words], [word.strip() for word in new_words])
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
@@ -85,7 +85,3 @@ def word_changes(old: str, new: str) -> Markup:
         words = text.rstrip()
         pieces.append(forms[kind].format(words, text[len(words) :] or (" " if kind == "drop" else "")))
     return Markup("").join(pieces)
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\s*\S+\s*|\s+", text)

@@ -88,19 +88,15 @@ def failures_of(series: Series) -> list[dict[str, Any]]:
     ]
 
 
-def _score_cell(score: Score | None) -> Markup | str:
+def _score_cell(score: Score) -> Markup:
     """Percent [95% interval] and the number of samples."""
-    if score is None:
-        return ""
     n = f"n {score.n:,}" + (f" x {score.readings / score.n:g}" if score.readings != score.n else "")
     wrong = [f"{count} {name}" for count, name in ((score.failures, "failed"), (score.empty, "empty")) if count]
     return _with_interval(score, "{:.1f}", ", ".join([n, *wrong]))
 
 
-def _difference_cell(difference: Difference | None) -> Markup | str:
+def _difference_cell(difference: Difference) -> Markup:
     """Points [95% interval], the p-value and the number of samples."""
-    if difference is None:
-        return ""
     p = "p < 0.001" if difference.p_value < 0.001 else f"p {difference.p_value:.3f}"
     return _with_interval(difference, "{:+.1f}", f"{p}, n {difference.n:,}")
 

@@ -17,26 +17,29 @@ from memrl.utils.pictures import LOST, NEVER, RETAINED, SOFT, axis_labels, legen
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _SMALL = {"frameon": False, "fontsize": 8, "title_fontsize": 8, "alignment": "left"}
 
 
 def plot_retention(path: Path, task: TaskNumbers, score: str) -> None:
     """Write a PNG with two panels per series: the gold answer in memory by chunks since the evidence, and at the end."""
+    from matplotlib import colormaps
+    from matplotlib.patches import Patch
+
     lengths = sort_lengths(length for line in task.memory.values() for length in line)
-    with_curve = [length for length in lengths if any(line.get(length) for line in task.retention.values())]
+    with_curve = [length for length in lengths if any(length in line for line in task.retention.values())]
     longest = max((point.after for line in task.retention.values() for points in line.values() for point in points), default=0)
     ratios = (1.45, 1.0) if with_curve else (1.0,)
     pairs = 1 if len(task.memory) <= 3 else 2  # series side by side
     rows, each = -(-len(task.memory) // pairs), len(ratios)
     size = (max(8.0, (4.3 if pairs == 1 else 7.2) * sum(ratios)), 3.3 * rows + 0.9)
     figure, grid = pictures.make_panels(each * len(task.memory), each * pairs, size, width_ratios=ratios * pairs)
-    colours = _length_colours(lengths)
+    shades = np.linspace(0.0, 0.88, max(2, len(lengths)))  # from dark to light as the lengths grow
+    colours = dict(zip(lengths, colormaps[pictures.SCORE_MAP](shades), strict=False))
     for number, label in enumerate(task.memory):
         panels = grid[each * number : each * number + each]
         if with_curve:
-            _draw_curves(panels[0], task.retention.get(label, {}), colours, longest)
+            _draw_curves(panels[0], task.retention[label], colours, longest)
         _draw_end(panels[-1], task, label, lengths)
         panel_title(panels[0], label)
     pictures.figure_title(figure, f"{task.name}: is the gold answer in the memory?")
@@ -45,24 +48,11 @@ def plot_retention(path: Path, task: TaskNumbers, score: str) -> None:
         title = f"lines: length in {task.unit}" if task.unit else "lines: document length"
         names = [literal(length_name(length)) for length in with_curve]
         figure.legend(lines, names, loc="outside lower left", ncols=8, columnspacing=1.2, title=title, **_SMALL)
-    _end_legend(figure, score, task.left_out())
-    pictures.save(figure, path)
-
-
-def _length_colours(lengths: Sequence[Length]) -> dict[Length, Any]:
-    """From dark to light as the lengths grow."""
-    from matplotlib import colormaps
-
-    return dict(zip(lengths, colormaps[pictures.SCORE_MAP](np.linspace(0.0, 0.88, max(2, len(lengths)))), strict=False))
-
-
-def _end_legend(figure: Figure, score: str, title: str) -> None:
-    from matplotlib.patches import Patch
-
-    handles = [Patch(color=colour) for colour in (NEVER, LOST, RETAINED)]
+    bars = [Patch(color=colour) for colour in (NEVER, LOST, RETAINED)]
     diamond = legend_line(color="black", marker="D", markersize=5, linestyle="none", markeredgecolor="white")
     names = ["never in memory", "in memory once, then lost", "in memory at the end", f"answered right ({score})"]
-    figure.legend([*handles, diamond], names, loc="outside lower right", ncols=2, title=title or None, **_SMALL)
+    figure.legend([*bars, diamond], names, loc="outside lower right", ncols=2, title=task.left_out() or None, **_SMALL)
+    pictures.save(figure, path)
 
 
 def _draw_curves(
@@ -87,10 +77,8 @@ def _draw_curves(
 
 
 def _draw_end(axes: Axes, task: TaskNumbers, label: str, lengths: Sequence[Length]) -> None:
-    for place, length in enumerate(lengths):
-        if (end := task.memory[label].get(length)) is None:
-            continue
-        last, ever = 100 * end.last, 100 * max(end.ever, end.last)
+    for length, end in task.memory[label].items():
+        place, last, ever = lengths.index(length), 100 * end.last, 100 * end.ever
         for low, high, colour in ((0, last, RETAINED), (last, ever, LOST), (ever, 100, NEVER)):
             axes.bar(place, high - low, bottom=low, width=0.82, color=colour, linewidth=0)
         mean = 100 * task.answered[label][length].mean
@@ -117,12 +105,11 @@ def plot_depths(path: Path, task: TaskNumbers, score: str) -> None:
     width = max(2.6, 0.44 * widest + 1.0)
     size = (max(width * columns + 1.1, 6.2), 3.3 * -(-len(maps) // columns) + 0.8)
     figure, grid = pictures.make_panels(len(maps), columns, size)
+    x_label = f"document length ({task.unit})" if task.unit else ""
     for number, (axes, (label, depths)) in enumerate(zip(grid, maps.items(), strict=True)):
         _draw_map(axes, depths)
         panel_title(axes, label)
-        axis_labels(
-            axes, f"document length ({task.unit})" if task.unit else "", "" if number % columns else "depth of the evidence"
-        )
+        axis_labels(axes, x_label, "" if number % columns else "depth of the evidence")
     ticks = range(0, 101, 20)
     scale = ScalarMappable(Normalize(0, 100), pictures.SCORE_MAP)
     bar = figure.colorbar(scale, ax=figure.axes, fraction=0.035, pad=0.015, ticks=ticks)
