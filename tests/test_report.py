@@ -16,7 +16,6 @@ from memrl.report.__main__ import main
 from memrl.report.rendering import escape_markdown
 from memrl.report.report_pages import MAX_FAILURES, as_json, make_report, markdown, write_report
 from memrl.report.retention import (
-    RetentionAtEnd,
     evidence_chunk,
     is_traced,
     offsets,
@@ -228,15 +227,15 @@ def test_readings_are_aligned_by_their_evidence():
         make_row(depths=[0.8], held="0009"),  # read in the last chunk
         make_row(depths=[], held="9999"),  # at an unknown place
     ]
-    found = [(point.after, point.held, point.n) for point in retention_curve(rows * 2)]
+    found = [(point["after"], point["held"], point["n"]) for point in retention_curve(rows * 2)]
     assert found == [(0, 0.75, 8), (1, pytest.approx(2 / 3), 6)]  # beyond, fewer than MIN_READINGS go on
-    found = [(point.after, point.held, point.n) for point in retention_curve(rows * 3)]
+    found = [(point["after"], point["held"], point["n"]) for point in retention_curve(rows * 3)]
     assert found == [(0, 0.75, 12), (1, pytest.approx(2 / 3), 9), (2, 0.5, 6)]
 
 
 def test_several_gold_answers_are_held_in_parts():
     row = make_row(answers=list("abcd"), held="2244", depths=[0.0, 0.3, 0.5, 0.6])
-    assert [(point.after, point.held) for point in retention_curve([row])] == [(0, 0.5), (1, 0.5)]
+    assert [(point["after"], point["held"]) for point in retention_curve([row])] == [(0, 0.5), (1, 0.5)]
 
 
 def test_offsets_are_powers_of_two_and_their_middles():
@@ -248,7 +247,7 @@ def test_offsets_are_powers_of_two_and_their_middles():
 def test_never_written_and_lost_are_counted_apart():
     rows = [make_row(held=held) for held in ("0999", "0990", "0000", "9000", "0009")]
     found = retention_at_end([*rows, make_row(held="", error="RuntimeError: x")])
-    assert (found.ever, found.last, found.n) == (pytest.approx(4 / 6), pytest.approx(2 / 6), 6)
+    assert tuple(found.values()) == (pytest.approx(4 / 6), pytest.approx(2 / 6), 6)
     assert retention_at_end([make_row(held="")]) is None
 
 
@@ -272,7 +271,12 @@ def test_questions_of_yes_and_no_are_left_out_of_retention_and_counted(tmp_path)
     series = read_series([write_folder(tmp_path / "a", rows)])
     (task,) = make_report(series, "strict", None, (), {}).tasks
     label = series[0].label
-    assert task.memory[label][4] == RetentionAtEnd(1.0, 1.0, 1) and [point.n for point in task.retention[label][4]] == [1, 1, 1]
+    assert task.memory[label][4] == {"ever": 1.0, "last": 1.0, "n": 1}
+    assert [point["n"] for point in task.retention[label][4]] == [
+        1,
+        1,
+        1,
+    ]
     assert task.answered[label][4].mean == 1.0 and task.untraced == {label: 2}
     assert task.left_out().startswith("left out: 2 of 3 readings")
 
@@ -367,8 +371,8 @@ def test_a_document_that_could_not_be_made_is_a_lost_comparison():
 
 def test_costs_are_means_and_the_highest_peak():
     found = numbers.cost_of([make_row(seconds=1.0, peak_gib=None), make_row(seconds=3.0, peak_gib=5.5)])
-    assert (found.seconds, found.peak_gib, found.prompt_tokens, found.readings) == (2.0, 5.5, 100.0, 2)
-    assert numbers.cost_of([make_row(peak_gib=None)]).peak_gib is None
+    assert found == {"readings": 2, "seconds": 2.0, "prompt_tokens": 100.0, "response_tokens": 20.0, "peak_gib": 5.5}
+    assert numbers.cost_of([make_row(peak_gib=None)])["peak_gib"] is None
 
 
 def test_lengths_are_short_where_that_is_exact():

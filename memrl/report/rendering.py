@@ -6,30 +6,21 @@ import difflib
 import html
 import re
 from collections.abc import Sequence
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 
 def render(template: str, **values: Any) -> str:
     """Render a template by its file name. Values are text: they are escaped as the format of the template needs it."""
-    return _environment(template.endswith(".md.j2")).get_template(template).render(values)
-
-
-@cache
-def _environment(is_markdown: bool) -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
-        finalize=escape_markdown if is_markdown else None,
+        finalize=escape_markdown if template.endswith(".md.j2") else None,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -37,7 +28,7 @@ def _environment(is_markdown: bool) -> Environment:
     )
     environment.filters |= {"commas": "{:,}".format, "number": format_number, "highlighted": highlighted}
     environment.globals |= {"word_changes": word_changes}
-    return environment
+    return environment.get_template(template).render(values)
 
 
 def escape_markdown(value: object) -> Markup:

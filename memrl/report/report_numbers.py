@@ -12,7 +12,7 @@ import numpy as np
 from memrl.evaluation.accuracy_plot import Estimate
 from memrl.evaluation.statistics import Difference, bootstrap_means, paired_bootstrap, paired_interval, score_interval
 from memrl.evaluation.tasks import Length
-from memrl.report.retention import RetentionAtEnd, RetentionPoint, is_traced, retention_at_end, retention_curve
+from memrl.report.retention import is_traced, retention_at_end, retention_curve
 from memrl.report.series import Cell, Row, Series, sort_lengths
 
 BINS = 10  # of the depth
@@ -37,17 +37,6 @@ class Score(Estimate):
     readings: int
     failures: int
     empty: int
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Means per reading, and the highest peak of memory; None if unrecorded."""
-
-    readings: int
-    seconds: float | None
-    prompt_tokens: float | None
-    response_tokens: float | None
-    peak_gib: float | None
 
 
 @dataclass(frozen=True)
@@ -76,9 +65,9 @@ class TaskNumbers:
     baseline: Series
     scores: Table[Score]
     differences: Table[Difference | None]
-    costs: Table[Cost]
-    retention: Table[list[RetentionPoint]]
-    memory: Table[RetentionAtEnd]
+    costs: Table[dict[str, float | None]]
+    retention: Table[list[dict[str, float]]]
+    memory: Table[dict[str, float]]
     answered: Table[Score]
     untraced: dict[str, int]
     depths: dict[str, DepthMap]
@@ -124,11 +113,10 @@ def make_report(
     Raises:
         ValueError: no series has that label.
     """
-    labels = [one.label for one in series]
-    if baseline is not None and baseline not in labels:
-        known = ", ".join(repr(label) for label in labels)
-        raise ValueError(f"baseline is {baseline!r}, and the series are {known}; give one of them")
-    base = series[labels.index(baseline) if baseline is not None else 0]
+    by_label = {one.label: one for one in series}
+    if baseline is not None and baseline not in by_label:
+        raise ValueError(f"baseline is {baseline!r}, and the series are {', '.join(map(repr, by_label))}; give one of them")
+    base = series[0] if baseline is None else by_label[baseline]
     names = sorted({task for one in series for task, _ in one.rows})
     tasks = [_numbers_of(name, units.get(name, ""), series, base, score) for name in names]
     averaged = [task for task in ruler if task in names]
@@ -242,11 +230,12 @@ def _texts(rows: Sequence[Row]) -> dict[int, tuple]:
     return texts | {row["index"]: (row["question"], *row["answers"]) for row in rows if row["question"]}
 
 
-def cost_of(rows: Sequence[Row]) -> Cost:
+def cost_of(rows: Sequence[Row]) -> dict[str, float | None]:
+    """The number of readings, means per reading, and the highest peak of memory; None if unrecorded."""
     names = ("seconds", "prompt_tokens", "response_tokens", "peak_gib")
     recorded = {name: [float(row[name]) for row in rows if row[name] is not None] for name in names}
     means = {name: fmean(values) if values else None for name, values in recorded.items()}
-    return Cost(len(rows), **means | {"peak_gib": max(recorded["peak_gib"], default=None)})
+    return {"readings": len(rows)} | means | {"peak_gib": max(recorded["peak_gib"], default=None)}
 
 
 def tenths(depths: Sequence[float]) -> set[int]:

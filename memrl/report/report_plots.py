@@ -10,7 +10,6 @@ import numpy as np
 
 from memrl.evaluation.tasks import Length
 from memrl.report.report_numbers import BINS, MIN_SAMPLES, DepthMap, TaskNumbers
-from memrl.report.retention import RetentionPoint
 from memrl.report.series import sort_lengths
 from memrl.utils import pictures
 from memrl.utils.pictures import LOST, NEVER, RETAINED, SOFT, axis_labels, legend_line, length_name, literal, panel_title
@@ -28,7 +27,7 @@ def plot_retention(path: Path, task: TaskNumbers, score: str) -> None:
 
     lengths = sort_lengths(length for line in task.memory.values() for length in line)
     with_curve = [length for length in lengths if any(length in line for line in task.retention.values())]
-    longest = max((point.after for line in task.retention.values() for points in line.values() for point in points), default=0)
+    longest = max((point["after"] for line in task.retention.values() for points in line.values() for point in points), default=0)
     ratios = (1.45, 1.0) if with_curve else (1.0,)
     pairs = 1 if len(task.memory) <= 3 else 2  # series side by side
     rows, each = -(-len(task.memory) // pairs), len(ratios)
@@ -55,9 +54,7 @@ def plot_retention(path: Path, task: TaskNumbers, score: str) -> None:
     pictures.save(figure, path)
 
 
-def _draw_curves(
-    axes: Axes, curves: Mapping[Length, Sequence[RetentionPoint]], colours: Mapping[Length, Any], longest: int
-) -> None:
+def _draw_curves(axes: Axes, curves: Mapping[Length, list[dict]], colours: Mapping[Length, Any], longest: float) -> None:
     pictures.percent_axis(axes)
     axis_labels(axes, y="gold answer in memory")
     if not curves:
@@ -67,7 +64,7 @@ def _draw_curves(
         return
     for order, (length, points) in enumerate(curves.items()):
         # log2(1 + chunks): a log axis with a place for 0.
-        x, y = [np.log2(1 + point.after) for point in points], [100 * point.held for point in points]
+        x, y = [np.log2(1 + point["after"]) for point in points], [100 * point["held"] for point in points]
         style = {"marker": "o", "markersize": 4, "linewidth": 1.8, "clip_on": False}
         axes.plot(x, y, color=colours[length], zorder=3 + order / 100, **style)
     ticks = [tick for tick in (0, *(4**k for k in range(9))) if tick <= longest]
@@ -78,7 +75,7 @@ def _draw_curves(
 
 def _draw_end(axes: Axes, task: TaskNumbers, label: str, lengths: Sequence[Length]) -> None:
     for length, end in task.memory[label].items():
-        place, last, ever = lengths.index(length), 100 * end.last, 100 * end.ever
+        place, last, ever = lengths.index(length), 100 * end["last"], 100 * end["ever"]
         for low, high, colour in ((0, last, RETAINED), (last, ever, LOST), (ever, 100, NEVER)):
             axes.bar(place, high - low, bottom=low, width=0.82, color=colour, linewidth=0)
         mean = 100 * task.answered[label][length].mean

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,24 +15,6 @@ from memrl.scoring.evidence import is_traceable
 
 MIN_READINGS, MIN_SHARE = 5, 0.1  # a point of a curve needs this many readings and this share of all readings
 DRIFT = 0.1  # how unevenly characters are spread over a document's chunks, as a share of a chunk's characters
-
-
-@dataclass(frozen=True)
-class RetentionPoint:
-    """The mean share of the gold answers in memory `after` chunks after the evidence's chunk, over `n` readings."""
-
-    after: int
-    held: float
-    n: int
-
-
-@dataclass(frozen=True)
-class RetentionAtEnd:
-    """The mean shares of the gold answers in memory, the largest after any chunk and that after the last, over `n` readings."""
-
-    ever: float
-    last: float
-    n: int
 
 
 def is_traced(row: Row) -> bool:
@@ -83,7 +64,7 @@ def offsets(longest: int) -> list[int]:
     return [after for after in sorted(steps) if after <= longest]
 
 
-def retention_curve(rows: Sequence[Row]) -> list[RetentionPoint]:
+def retention_curve(rows: Sequence[Row]) -> list[dict[str, float]]:
     """The share of the gold answers in memory 0, 1, 2, 3, 4, 6, 8 ... chunks after the chunk with the last piece of evidence.
 
     At 0 that chunk has just been read. A reading counts at an offset if it has that many chunks after the evidence, so larger
@@ -91,6 +72,9 @@ def retention_curve(rows: Sequence[Row]) -> list[RetentionPoint]:
 
     Args:
         rows: traced readings (`is_traced`).
+
+    Returns:
+        For each offset `after`: `held`, the mean share over `n` readings.
     """
     aligned = [retained_shares(row)[chunk:] for row in rows if (chunk := evidence_chunk(row)) is not None]
     least = max(min(MIN_READINGS, len(aligned)), MIN_SHARE * len(aligned))
@@ -98,14 +82,14 @@ def retention_curve(rows: Sequence[Row]) -> list[RetentionPoint]:
     for after in offsets(max(map(len, aligned), default=0) - 1):
         values = [shares[after] for shares in aligned if len(shares) > after]
         if len(values) >= least:
-            points.append(RetentionPoint(after, float(np.mean(values)), len(values)))
+            points.append({"after": after, "held": float(np.mean(values)), "n": len(values)})
     return points
 
 
-def retention_at_end(rows: Sequence[Row]) -> RetentionAtEnd | None:
-    """What the memory ever held and what it held at the end; None where no reading has a memory.
+def retention_at_end(rows: Sequence[Row]) -> dict[str, float] | None:
+    """Mean shares of the gold answers in memory over `n` readings: `ever`, the largest after any chunk; `last`, after the last.
 
-    Readings that failed before their first chunk count as 0, because their answers count as wrong.
+    None where no reading has a memory. Readings that failed before their first chunk count as 0, as their answers count as wrong.
 
     Args:
         rows: traced readings (`is_traced`).
@@ -114,4 +98,4 @@ def retention_at_end(rows: Sequence[Row]) -> RetentionAtEnd | None:
         return None
     shares = [retained_shares(row) if row["held"] else np.zeros(1) for row in rows]
     ever, last = np.mean([one.max() for one in shares]), np.mean([one[-1] for one in shares])
-    return RetentionAtEnd(float(ever), float(last), len(shares))
+    return {"ever": float(ever), "last": float(last), "n": len(shares)}
