@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memrl.evaluation.tasks import Length
 from memrl.utils import pictures
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _MAX_BANDS = 3  # more bands on top of each other cannot be told apart; bars are drawn instead
 
@@ -42,11 +39,10 @@ def plot_accuracy(
     title: str = "Accuracy by document length",
     trained_to: int | None = None,
 ) -> None:
-    """Write a PNG with one panel of the strict scores.
+    """Write a PNG with one panel of the strict scores; for `unit`, `title` and `trained_to` see `Panel`.
 
     Args:
         series: entries of `summarize` by label, the baseline first: {"before RL": ..., "after RL": ...}.
-        unit, title, trained_to: see `Panel`.
 
     Raises:
         ValueError: no entry has a number as its length.
@@ -85,7 +81,7 @@ def plot_panels(path: str | Path, panels: Sequence[Panel], labels: Sequence[str]
     pictures.save(figure, path)
 
 
-def _draw(axes: Axes, panel: Panel, labels: Sequence[str], max_labels: int) -> None:
+def _draw(axes: pictures.Axes, panel: Panel, labels: Sequence[str], max_labels: int) -> None:
     numeric = sorted({length for line in panel.lines.values() for length in line if isinstance(length, int)})
     use_bands = len(labels) <= _MAX_BANDS
     for number, label in enumerate(labels):

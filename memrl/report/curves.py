@@ -69,10 +69,7 @@ def plot_curves(run_dir: str | Path) -> Path | None:
     Raises:
         ValueError: metrics.jsonl or validation.jsonl is damaged.
     """
-    if not (Path(run_dir) / "metrics.jsonl").exists():
-        return None
-    run = read_curves(run_dir)
-    if not run.series:
+    if not (Path(run_dir) / "metrics.jsonl").exists() or not (run := read_curves(run_dir)).series:
         return None
     path = Path(run_dir) / "curves.png"
     draw([run], path)

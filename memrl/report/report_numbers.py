@@ -24,19 +24,12 @@ Table = dict[str, dict[Length, T]]  # by series label and length
 
 @dataclass(frozen=True)
 class Score(Estimate):
-    """A mean score with its 95% interval, and the number of samples behind it.
-
-    Attributes:
-        n: samples.
-        readings: of these samples; more than n where samples were read several times.
-        failures: readings that ended in an error; they count as wrong.
-        empty: readings with an empty answer; they count as wrong too.
-    """
+    """A mean score over `n` samples; readings that failed and empty answers count as wrong."""
 
     n: int
-    readings: int
-    failures: int
-    empty: int
+    readings: int  # of these samples; more than n where samples were read several times
+    failures: int  # readings that ended in an error
+    empty: int  # readings with an empty answer
 
 
 @dataclass(frozen=True)
@@ -50,26 +43,18 @@ class DepthMap:
 
 @dataclass
 class TaskNumbers:
-    """The numbers of one task.
-
-    Attributes:
-        baseline: the series that the others are compared with: the report's baseline if it has the task.
-        retention, memory: the gold answers in memory after the evidence, and at the end.
-        answered: scores of the readings of `memory`.
-        untraced: readings left out of `retention` and `memory` by series label, see `is_traced`.
-        depths: by series label.
-    """
+    """The numbers of one task, by series label and mostly by length."""
 
     name: str
     unit: str
-    baseline: Series
+    baseline: Series  # which the others are compared with: the report's baseline if it has the task
     scores: Table[Score]
     differences: Table[Difference | None]
     costs: Table[dict[str, float | None]]
-    retention: Table[list[dict[str, float]]]
-    memory: Table[dict[str, float]]
-    answered: Table[Score]
-    untraced: dict[str, int]
+    retention: Table[list[dict[str, float]]]  # gold answers in memory after the evidence
+    memory: Table[dict[str, float]]  # gold answers in memory at the end
+    answered: Table[Score]  # of the readings of `memory`
+    untraced: dict[str, int]  # number of readings left out of `retention` and `memory`, see `is_traced`
     depths: dict[str, DepthMap]
 
     def left_out(self) -> str:
@@ -83,20 +68,15 @@ class TaskNumbers:
 
 @dataclass
 class Report:
-    """The numbers of a report.
-
-    Attributes:
-        averaged: names of the tasks in `average`; empty where there is no average.
-        average_unit: what the lengths of `average` count.
-    """
+    """The numbers of a report."""
 
     series: Sequence[Series]
     baseline: Series
     score: str
     tasks: list[TaskNumbers]
-    averaged: list[str]
+    averaged: list[str]  # names of the tasks in `average`; empty where there is no average
     average: Table[Score]
-    average_unit: str
+    average_unit: str  # what the lengths of `average` count
 
 
 def make_report(
@@ -178,9 +158,8 @@ def average_of(series: Series, tasks: Sequence[str], score: str) -> dict[Length,
     is 0, or every value is 1, it is Wilson's over all samples.
     """
     result = {}
-    for length in sort_lengths(length for task, length in series.rows if task in tasks):
-        if any((task, length) not in series.rows for task in tasks):
-            continue
+    lengths = [{length for name, length in series.rows if name == task} for task in tasks]
+    for length in sort_lengths(set.intersection(*lengths)):
         rows = [row for task in tasks for row in series.rows[task, length]]
         values = [list(sample_scores(series.rows[task, length], score).values()) for task in tasks]
         pooled = [value for group in values for value in group]
@@ -209,19 +188,16 @@ def compare(series: Series, base: Series, cell: Cell, score: str) -> Difference 
     """
     cells = [one.rows.get(cell, ()) for one in (series, base)]
     (scores, base_scores), (texts, base_texts) = [sample_scores(rows, score) for rows in cells], [_texts(rows) for rows in cells]
-    common = [
-        index
-        for index in scores
-        if index in base_scores and (not texts[index] or not base_texts[index] or texts[index] == base_texts[index])
-    ]
+    # The text of a document that could not be made is ().
+    common = [k for k in scores if k in base_scores and len({texts[k], base_texts[k]} - {()}) < 2]
     if not common:
         return None
-    a, b = np.array([scores[index] for index in common]), np.array([base_scores[index] for index in common])
+    a, b = (np.array([values[k] for k in common]) for values in (scores, base_scores))
     result = paired_bootstrap(a, b)
-    if np.isin([a, b], [0.0, 1.0]).all():
-        low, high = paired_interval(int((a > b).sum()), int((a < b).sum()), len(common))
-        return replace(result, low=low, high=high)
-    return result
+    if not np.isin([a, b], [0.0, 1.0]).all():
+        return result
+    low, high = paired_interval(int((a > b).sum()), int((a < b).sum()), len(common))
+    return replace(result, low=low, high=high)
 
 
 def _texts(rows: Sequence[Row]) -> dict[int, tuple]:

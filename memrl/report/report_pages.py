@@ -27,11 +27,7 @@ MAX_FAILURES = 20  # kinds of failure shown of a series; report.json has all of 
 
 
 def write_report(report: Report, out: Path) -> list[str]:
-    """Write the folder; returns the names of its files. The same rows give the same bytes.
-
-    Raises:
-        ValueError: `out` is not a folder.
-    """
+    """Write the folder; returns the names of its files. The same rows give the same bytes."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is not a folder; give another")
     out.mkdir(parents=True, exist_ok=True)
@@ -114,7 +110,7 @@ def as_json(report: Report) -> str:
         "series": [
             {name: getattr(one, name) for name in ("label", "model", "method")}
             | {"folders": [folder.as_posix() for folder in one.folders]}
-            | {"readings": one.num_readings, "failures": failures_of(one)}
+            | {"readings": sum(map(len, one.rows.values())), "failures": failures_of(one)}
             for one in report.series
         ],
         "average": {"tasks": report.averaged, "scores": report.average},

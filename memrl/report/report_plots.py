@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from memrl.report.report_numbers import BINS, MIN_SAMPLES, DepthMap, TaskNumbers
 from memrl.report.series import sort_lengths
 from memrl.utils import pictures
 from memrl.utils.pictures import LOST, NEVER, RETAINED, SOFT, axis_labels, legend_line, length_name, literal, panel_title
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _SMALL = {"frameon": False, "fontsize": 8, "title_fontsize": 8, "alignment": "left"}
 
@@ -54,7 +51,7 @@ def plot_retention(path: Path, task: TaskNumbers, score: str) -> None:
     pictures.save(figure, path)
 
 
-def _draw_curves(axes: Axes, curves: Mapping[Length, list[dict]], colours: Mapping[Length, Any], longest: float) -> None:
+def _draw_curves(axes: pictures.Axes, curves: Mapping[Length, list[dict]], colours: Mapping[Length, Any], longest: float) -> None:
     pictures.percent_axis(axes)
     axis_labels(axes, y="gold answer in memory")
     if not curves:
@@ -73,7 +70,7 @@ def _draw_curves(axes: Axes, curves: Mapping[Length, list[dict]], colours: Mappi
     axis_labels(axes, x="chunks read since the evidence (log scale)")
 
 
-def _draw_end(axes: Axes, task: TaskNumbers, label: str, lengths: Sequence[Length]) -> None:
+def _draw_end(axes: pictures.Axes, task: TaskNumbers, label: str, lengths: Sequence[Length]) -> None:
     for length, end in task.memory[label].items():
         place, last, ever = lengths.index(length), 100 * end["last"], 100 * end["ever"]
         for low, high, colour in ((0, last, RETAINED), (last, ever, LOST), (ever, 100, NEVER)):
@@ -119,7 +116,7 @@ def plot_depths(path: Path, task: TaskNumbers, score: str) -> None:
     pictures.save(figure, path)
 
 
-def _draw_map(axes: Axes, depths: DepthMap) -> None:
+def _draw_map(axes: pictures.Axes, depths: DepthMap) -> None:
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 

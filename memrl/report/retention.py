@@ -65,16 +65,11 @@ def offsets(longest: int) -> list[int]:
 
 
 def retention_curve(rows: Sequence[Row]) -> list[dict[str, float]]:
-    """The share of the gold answers in memory 0, 1, 2, 3, 4, 6, 8 ... chunks after the chunk with the last piece of evidence.
+    """Of traced readings: the mean share of the gold answers `held` in memory `after` chunks after the last piece of evidence.
 
-    At 0 that chunk has just been read. A reading counts at an offset if it has that many chunks after the evidence, so larger
-    offsets have fewer readings; those below MIN_READINGS or MIN_SHARE are left out. Failed readings count up to their failure.
-
-    Args:
-        rows: traced readings (`is_traced`).
-
-    Returns:
-        For each offset `after`: `held`, the mean share over `n` readings.
+    After 0 chunks the chunk with that piece has just been read. A reading counts if it has that many chunks after the evidence,
+    so larger offsets have fewer readings `n`; those below MIN_READINGS or MIN_SHARE are left out. Failed readings count up to
+    their failure.
     """
     aligned = [retained_shares(row)[chunk:] for row in rows if (chunk := evidence_chunk(row)) is not None]
     least = max(min(MIN_READINGS, len(aligned)), MIN_SHARE * len(aligned))
@@ -87,12 +82,9 @@ def retention_curve(rows: Sequence[Row]) -> list[dict[str, float]]:
 
 
 def retention_at_end(rows: Sequence[Row]) -> dict[str, float] | None:
-    """Mean shares of the gold answers in memory over `n` readings: `ever`, the largest after any chunk; `last`, after the last.
+    """Of `n` traced readings: the mean shares of the gold answers in memory, `last` after the last chunk and `ever` at most.
 
     None where no reading has a memory. Readings that failed before their first chunk count as 0, as their answers count as wrong.
-
-    Args:
-        rows: traced readings (`is_traced`).
     """
     if not any(row["held"] for row in rows):
         return None

@@ -40,10 +40,9 @@ def _check(record: dict, place: str) -> None:
         if not isinstance(value, kind) and (name in _REQUIRED or value is not None):
             raise ValueError(f"{place}: {name!r} must be a {kind.__name__}; is this the rollouts.jsonl of a run?")
     for turn in record["turns"]:
-        if not isinstance(turn, dict) or not all(isinstance(turn.get(name), str) for name in ("kind", "response")):
-            raise ValueError(f"{place}: each of 'turns' must have a 'kind' and a 'response', both text")
-        if not isinstance(turn.get("prompt", ""), str):
-            raise ValueError(f"{place}: the 'prompt' of a turn must be text")
+        texts = [turn.get("kind"), turn.get("response"), turn.get("prompt", "")] if isinstance(turn, dict) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{place}: each of 'turns' must have a 'kind' and a 'response'; they and its 'prompt' must be text")
 
 
 def rollouts_page(records: Sequence[dict], title: str) -> str:

@@ -34,27 +34,15 @@ Cell = tuple[str, Length]
 
 @dataclass
 class Series:
-    """The readings of one model with one method: a line of every table and of every picture.
+    """The readings of one model with one method: a line of every table and of every picture."""
 
-    Attributes:
-        label: unique among the series of a report.
-        folders: where the rows come from.
-        rows: the readings by (task, length), ordered by index and repeat; without prompts, responses and memories.
-        versions: task versions by name, from the folder's settings.
-        settings: what the answers depend on besides the tasks, as JSON; empty where the folder does not record it.
-    """
-
-    label: str
+    label: str  # unique among the series of a report
     folders: tuple[Path, ...]
     model: str
     method: str
-    rows: dict[Cell, list[Row]] = field(default_factory=dict)
-    versions: Mapping[str, Any] = field(default_factory=dict)
-    settings: str = ""
-
-    @property
-    def num_readings(self) -> int:
-        return sum(map(len, self.rows.values()))
+    rows: dict[Cell, list[Row]] = field(default_factory=dict)  # by index and repeat; without prompts, responses and memories
+    versions: Mapping[str, Any] = field(default_factory=dict)  # of the tasks, from the folder's settings
+    settings: str = ""  # what the answers depend on besides the tasks, as JSON; empty where the folder does not record it
 
 
 def cell_order(cell: Cell) -> tuple:
@@ -76,13 +64,11 @@ def read_series(folders: Sequence[str | Path]) -> list[Series]:
     Raises:
         ValueError: no such folder, a folder given twice, no rows, a damaged line, or rows of an earlier format; names the file.
     """
-    found: list[Series] = []
     paths = [Path(folder) for folder in folders]
     for path in paths:
         if sum(other.resolve() == path.resolve() for other in paths) > 1:
             raise ValueError(f"{path} is given twice; give each results folder once")
-        found += _read_folder(path)
-    found = _join(found)
+    found = _join([series for path in paths for series in _read_folder(path)])
     for series, label in zip(found, _unique_labels(found), strict=True):
         series.label = label
     return found
