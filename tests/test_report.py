@@ -13,11 +13,9 @@ import pytest
 from memrl.commands.report import Report
 from memrl.evaluation.statistics import score_interval
 from memrl.report import report_numbers as numbers
-from memrl.report.depth_map import depth_map, tenths
 from memrl.report.rendering import escape_markdown
 from memrl.report.report_pages import MAX_FAILURES, as_json, make_report, markdown, write_report
 from memrl.report.retention import (
-    RetentionAtEnd,
     evidence_chunk,
     is_traced,
     offsets,
@@ -27,7 +25,7 @@ from memrl.report.retention import (
 )
 from memrl.report.series import Series, read_series
 from memrl.scoring.scores import SCORES
-from memrl.utils.pictures import short_length
+from memrl.utils.pictures import length_name
 
 PICTURES = [("accuracy.png", "Accuracy")]
 REPO = Path(__file__).resolve().parent.parent
@@ -146,7 +144,7 @@ def test_a_task_that_the_baseline_has_not_has_another_baseline_and_says_so(tmp_p
     report = make_report(read_series([a, b, c]), "lenient", None, (), {})
     text = markdown(report, PICTURES)
     assert "### needle against a\n" in text and "### vt against b\n\na has no readings of vt; b takes its place." in text
-    needle, vt = as_json(report)["tasks"]
+    needle, vt = json.loads(as_json(report))["tasks"]
     assert (needle["baseline"], vt["baseline"], vt["differences"]["c"]["4"]["mean"]) == ("a", "b", -1.0)
 
 
@@ -229,15 +227,15 @@ def test_readings_are_aligned_by_their_evidence():
         make_row(depths=[0.8], held="0009"),  # read in the last chunk
         make_row(depths=[], held="9999"),  # at an unknown place
     ]
-    found = [(point.after, point.retained, point.n) for point in retention_curve(rows * 2)]
+    found = [(point["after"], point["held"], point["n"]) for point in retention_curve(rows * 2)]
     assert found == [(0, 0.75, 8), (1, pytest.approx(2 / 3), 6)]  # beyond, fewer than MIN_READINGS go on
-    found = [(point.after, point.retained, point.n) for point in retention_curve(rows * 3)]
+    found = [(point["after"], point["held"], point["n"]) for point in retention_curve(rows * 3)]
     assert found == [(0, 0.75, 12), (1, pytest.approx(2 / 3), 9), (2, 0.5, 6)]
 
 
 def test_several_gold_answers_are_held_in_parts():
     row = make_row(answers=list("abcd"), held="2244", depths=[0.0, 0.3, 0.5, 0.6])
-    assert [(point.after, point.retained) for point in retention_curve([row])] == [(0, 0.5), (1, 0.5)]
+    assert [(point["after"], point["held"]) for point in retention_curve([row])] == [(0, 0.5), (1, 0.5)]
 
 
 def test_offsets_are_powers_of_two_and_their_middles():
@@ -249,7 +247,7 @@ def test_offsets_are_powers_of_two_and_their_middles():
 def test_never_written_and_lost_are_counted_apart():
     rows = [make_row(held=held) for held in ("0999", "0990", "0000", "9000", "0009")]
     found = retention_at_end([*rows, make_row(held="", error="RuntimeError: x")])
-    assert (found.ever, found.last, found.n) == (pytest.approx(4 / 6), pytest.approx(2 / 6), 6)
+    assert tuple(found.values()) == (pytest.approx(4 / 6), pytest.approx(2 / 6), 6)
     assert retention_at_end([make_row(held="")]) is None
 
 
@@ -273,8 +271,13 @@ def test_questions_of_yes_and_no_are_left_out_of_retention_and_counted(tmp_path)
     series = read_series([write_folder(tmp_path / "a", rows)])
     (task,) = make_report(series, "strict", None, (), {}).tasks
     label = series[0].label
-    assert task.at_end[label][4] == RetentionAtEnd(1.0, 1.0, 1) and [point.n for point in task.curves[label][4]] == [1, 1, 1]
-    assert task.answered[label] == {4: 1.0} and task.untraced == {label: 2}
+    assert task.memory[label][4] == {"ever": 1.0, "last": 1.0, "n": 1}
+    assert [point["n"] for point in task.retention[label][4]] == [
+        1,
+        1,
+        1,
+    ]
+    assert task.answered[label][4].mean == 1.0 and task.untraced == {label: 2}
     assert task.left_out().startswith("left out: 2 of 3 readings")
 
 
@@ -282,9 +285,9 @@ def test_questions_of_yes_and_no_are_left_out_of_retention_and_counted(tmp_path)
 
 
 def test_depths_fall_into_tenths():
-    assert [tenths([k / 10]) for k in range(11)] == [{min(k, 9)} for k in range(11)]
-    assert tenths([0.0999, 0.05, 0.95]) == {0, 9}
-    assert tenths([]) == set()
+    assert [numbers.tenths([k / 10]) for k in range(11)] == [{min(k, 9)} for k in range(11)]
+    assert numbers.tenths([0.0999, 0.05, 0.95]) == {0, 9}
+    assert numbers.tenths([]) == set()
 
 
 def test_scores_are_means_over_the_cell_and_empty_cells_have_none():
@@ -296,17 +299,17 @@ def test_scores_are_means_over_the_cell_and_empty_cells_have_none():
         ],
         8: [make_row(depths=[])],
     }
-    found = depth_map(rows, "lenient")
+    found = numbers.depth_map(rows, "lenient")
     assert found.lengths == (4, 8)
     assert found.count[:, 0].tolist() == [2, 0, 0, 1, 0, 0, 0, 0, 0, 1] and not found.count[:, 1].any()
     assert found.score[[0, 3, 9], 0].tolist() == [0.5, 0.5, 0.5]
     assert np.isnan(found.score[1, 0]) and np.isnan(found.score[:, 1]).all()
-    assert depth_map({8: rows[8]}, "lenient") is None
+    assert numbers.depth_map({8: rows[8]}, "lenient") is None
 
 
 def test_a_sample_read_several_times_counts_once_in_its_cell():
     rows = [make_row(index=0, repeat=k, score=float(k < 1)) for k in range(4)] + [make_row(index=1)]
-    found = depth_map({4: rows}, "strict")
+    found = numbers.depth_map({4: rows}, "strict")
     assert (found.count[3, 0], found.score[3, 0]) == (2, pytest.approx((1 / 4 + 1) / 2))
 
 
@@ -368,13 +371,13 @@ def test_a_document_that_could_not_be_made_is_a_lost_comparison():
 
 def test_costs_are_means_and_the_highest_peak():
     found = numbers.cost_of([make_row(seconds=1.0, peak_gib=None), make_row(seconds=3.0, peak_gib=5.5)])
-    assert (found.seconds, found.peak_gib, found.prompt_tokens, found.readings) == (2.0, 5.5, 100.0, 2)
-    assert numbers.cost_of([make_row(peak_gib=None)]).peak_gib is None
+    assert found == {"readings": 2, "seconds": 2.0, "prompt_tokens": 100.0, "response_tokens": 20.0, "peak_gib": 5.5}
+    assert numbers.cost_of([make_row(peak_gib=None)])["peak_gib"] is None
 
 
 def test_lengths_are_short_where_that_is_exact():
     given = [1, 512, 1024, 1536, 2048, 4096, 98304, 25600, 1048576, 1048577, 3 * 1048576]
-    assert [short_length(length) for length in given] == "1 512 1K 1536 2K 4K 96K 25600 1M 1048577 3M".split()
+    assert [length_name(length) for length in given] == "1 512 1K 1536 2K 4K 96K 25600 1M 1048577 3M".split()
 
 
 @pytest.mark.parametrize(

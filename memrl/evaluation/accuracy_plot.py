@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memrl.evaluation.tasks import Length
 from memrl.utils import pictures
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _MAX_BANDS = 3  # more bands on top of each other cannot be told apart; bars are drawn instead
 
@@ -27,55 +24,45 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Panel:
-    """Accuracy on one task, by series label and length.
-
-    Attributes:
-        unit: what the lengths count.
-        trained_to: the longest document of training, marked where given.
-    """
+    """Accuracy on one task."""
 
     title: str
-    unit: str
-    lines: Mapping[str, Mapping[Length, Estimate]]
-    trained_to: int | None = None
+    unit: str  # what the lengths count
+    lines: Mapping[str, Mapping[Length, Estimate]]  # by series label and length
+    trained_to: int | None = None  # the longest document of training, marked where given
 
 
 def plot_accuracy(
     path: str | Path,
     series: Mapping[str, Sequence[Mapping[str, Any]]],
-    *,
-    score: str = "strict",
     unit: str = "chunks",
     title: str = "Accuracy by document length",
     trained_to: int | None = None,
 ) -> None:
-    """Write a PNG with one panel.
+    """Write a PNG with one panel of the strict scores; for `unit`, `title` and `trained_to` see `Panel`.
 
     Args:
         series: entries of `summarize` by label, the baseline first: {"before RL": ..., "after RL": ...}.
-        score: "strict" or "lenient".
-        unit, title, trained_to: see `Panel`.
 
     Raises:
         ValueError: no entry has a number as its length.
     """
     lines: dict[str, dict[Length, Estimate]] = {
-        label: {e["length"]: Estimate(e[score], *e[f"{score}_interval"]) for e in entries if isinstance(e["length"], int)}
+        label: {e["length"]: Estimate(e["strict"], *e["strict_interval"]) for e in entries if isinstance(e["length"], int)}
         for label, entries in series.items()
     }
     lines = {label: line for label, line in lines.items() if line}
     if not lines:
         raise ValueError("there is nothing to plot: no length is a number")
-    plot_panels(path, [Panel(title, unit, lines, trained_to)], list(lines), score)
+    plot_panels(path, [Panel(title, unit, lines, trained_to)], list(lines), "strict")
 
 
 def plot_panels(path: str | Path, panels: Sequence[Panel], labels: Sequence[str], score: str) -> None:
     """Write a PNG of several panels; `labels` are all series in the order of their colours."""
     count = len(panels)
     columns = count if count <= 3 else 2 if count == 4 else 3 if count <= 9 else 4
-    width, height = ((8.2, 4.4) if count == 1 else (4.6, 3.1)) if columns < 4 else (3.9, 2.7)
-    legend_rows = -(-len(labels) // 3)
-    size = (width * columns, height * -(-count // columns) + 0.3 + 0.22 * legend_rows)
+    width, height = (8.2, 4.4) if count == 1 else (4.6, 3.1) if columns < 4 else (3.9, 2.7)
+    size = (width * columns, height * -(-count // columns) + 0.3 + 0.22 * -(-len(labels) // 3))
     figure, grid = pictures.make_panels(count, columns, size)
     for number, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         _draw(axes, panel, labels, max_labels=14 if count == 1 else 7)
@@ -94,32 +81,32 @@ def plot_panels(path: str | Path, panels: Sequence[Panel], labels: Sequence[str]
     pictures.save(figure, path)
 
 
-def _draw(axes: Axes, panel: Panel, labels: Sequence[str], max_labels: int) -> None:
+def _draw(axes: pictures.Axes, panel: Panel, labels: Sequence[str], max_labels: int) -> None:
     numeric = sorted({length for line in panel.lines.values() for length in line if isinstance(length, int)})
     use_bands = len(labels) <= _MAX_BANDS
     for number, label in enumerate(labels):
-        line, style, shift = panel.lines.get(label, {}), pictures.series_style(number), 1.0
-        if numeric:
-            points = [(length, line[length]) for length in numeric if length in line]
-            if not use_bands:  # bars of several series at one length must not hide each other
-                shift = 2 ** (0.05 * (number - (len(labels) - 1) / 2))
-        else:
+        line, style = panel.lines.get(label, {}), pictures.series_style(number)
+        # Bars of several series at one length must not hide each other.
+        shift = 1.0 if use_bands else 2 ** (0.05 * (number - (len(labels) - 1) / 2))
+        points = [(shift * length, line[length]) for length in numeric if length in line]
+        if not numeric:
             points = [(number, estimate) for estimate in line.values()]
         if not points:
             continue
-        x = [shift * place for place, _ in points]
+        x = [place for place, _ in points]
         mean, low, high = ([100 * getattr(estimate, name) for _, estimate in points] for name in ("mean", "low", "high"))
-        draw_intervals = pictures.draw_band if numeric and use_bands and len(x) > 1 else pictures.draw_bars
-        draw_intervals(axes, x, low, high, style["color"])
+        if numeric and use_bands and len(x) > 1:
+            pictures.draw_band(axes, x, low, high, style["color"])
+        else:
+            axes.vlines(x, low, high, color=style["color"], alpha=0.55, linewidth=1.3)
         axes.plot(x, mean, clip_on=False, zorder=3, **style)
     pictures.percent_axis(axes)
     pictures.panel_title(axes, panel.title)
     if numeric:
         pictures.length_axis(axes, numeric, panel.unit, max_labels)
     else:
-        axes.set_xlim(-0.7, len(labels) - 0.3)
-        axes.set_xticks([])
+        axes.set(xlim=(-0.7, len(labels) - 0.3), xticks=[])
     if panel.trained_to is not None:
         axes.axvline(panel.trained_to, color=pictures.SOFT, linestyle=(0, (3, 3)), linewidth=1, zorder=1)
-        text, place = f"trained up to {pictures.short_length(panel.trained_to)} {panel.unit}", (panel.trained_to, 50)
+        text, place = f"trained up to {pictures.length_name(panel.trained_to)} {panel.unit}", (panel.trained_to, 50)
         axes.annotate(text, place, xytext=(5, 0), textcoords="offset points", color=pictures.SOFT, fontsize=8.5)

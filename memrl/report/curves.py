@@ -62,10 +62,7 @@ def plot_curves(run_dir: str | Path) -> Path | None:
     Raises:
         ValueError: metrics.jsonl or validation.jsonl is damaged.
     """
-    if not (Path(run_dir) / "metrics.jsonl").exists():
-        return None
-    run = read_curves(run_dir)
-    if not any(steps for steps, _ in run.series.values()):
+    if not (Path(run_dir) / "metrics.jsonl").exists() or not (run := read_curves(run_dir)).series:
         return None
     path = Path(run_dir) / "curves.png"
     draw([run], path)
@@ -84,11 +81,8 @@ def read_curves(run_dir: str | Path, label: str | None = None) -> Curves:
     series: dict[str, tuple[list[int], list[float]]] = {}
     for name, prefix in (("metrics.jsonl", ""), ("validation.jsonl", VALIDATION)):
         path = folder / name
-        if prefix and not path.exists():
-            continue
-        for number, record in read_records(path):
-            step = record.get("step")
-            if not isinstance(step, int):
+        for number, record in read_records(path) if path.exists() or not prefix else ():
+            if not isinstance(step := record.get("step"), int):
                 raise ValueError(f"{path}, line {number} has no whole number as its step")
             for key, value in record.items():
                 if key != "step" and (value is None or isinstance(value, int | float)):
@@ -104,12 +98,9 @@ def smooth(values: Sequence[float], window: int) -> np.ndarray:
     Returns:
         float64, as long as `values`; NaN where no neighbour is finite.
     """
-    given = np.asarray(values, dtype=np.float64)
-    is_finite, ones = np.isfinite(given), np.ones(2 * (window // 2) + 1)
-    half = len(ones) // 2
-    sums, counts = (
-        np.convolve(part, ones)[half : half + len(given)] for part in (np.where(is_finite, given, 0.0), is_finite.astype(float))
-    )
+    is_finite, half = np.isfinite(values), window // 2
+    parts = (np.where(is_finite, values, 0.0), is_finite)
+    sums, counts = (np.convolve(part, np.ones(2 * half + 1))[half : half + len(values)] for part in parts)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
@@ -117,8 +108,7 @@ def draw(runs: Sequence[Curves], path: Path) -> None:
     """Write the PNG, whole or not at all."""
     panels = [panel for panel in _PANELS if any(_drawable(run, name) for run in runs for name in panel.lines)]
     count = max(len(panels), 1)
-    size = (4.3 * _COLUMNS, 2.7 * -(-count // _COLUMNS) + 0.7)
-    figure, grid = pictures.make_panels(count, _COLUMNS, size)
+    figure, grid = pictures.make_panels(count, _COLUMNS, (4.3 * _COLUMNS, 2.7 * -(-count // _COLUMNS) + 0.7))
     for axes, panel in zip(grid, panels, strict=False):
         _draw_panel(axes, panel, runs)
     if len(runs) == 1:
@@ -148,23 +138,19 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[Curves]) -> None:
     if len(lines) > 2 and lines[-1][1] == "all":
         lines.pop()  # the mean over kinds of turn is left out where the kinds are shown
     is_one_run = len(runs) == 1
+    styles = [{"color": _colour(k)} if is_one_run else {"linestyle": _STYLES[k % len(_STYLES)]} for k in range(len(lines))]
     drawn: list[float] = []
     for run_number, run in enumerate(runs):
         for number, (name, _) in enumerate(lines):
             if _drawable(run, name):
                 steps, values = run.series[name]
-                style: dict[str, Any] = {"color": _colour(number if is_one_run else run_number), "zorder": 3 - 0.1 * number}
-                style["linestyle"] = "-" if is_one_run else _STYLES[number % len(_STYLES)]
+                style = {"color": _colour(run_number), "zorder": 3 - 0.1 * number} | styles[number]
                 _draw_line(axes, steps, values, name.startswith(VALIDATION), style)
                 drawn += [value for value in values if math.isfinite(value)]
     _set_scale(axes, panel, drawn)
     if len(lines) > 1:
-        handles = [
-            pictures.legend_line(color=_colour(number), linewidth=2)
-            if is_one_run
-            else pictures.legend_line(color=pictures.SOFT, linestyle=_STYLES[number % len(_STYLES)], linewidth=1.8)
-            for number in range(len(lines))
-        ]
+        common = {"color": pictures.SOFT, "linewidth": 2 if is_one_run else 1.8}
+        handles = [pictures.legend_line(**common | style) for style in styles]
         axes.legend(handles, [label for _, label in lines], framealpha=0.85, edgecolor="none", fontsize=7.5, loc="best")
 
 

@@ -6,29 +6,21 @@ import difflib
 import html
 import re
 from collections.abc import Sequence
-from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from markupsafe import Markup, escape
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
+from markupsafe import Markup
 
 
 def render(template: str, **values: Any) -> str:
     """Render a template by its file name. Values are text: they are escaped as the format of the template needs it."""
-    return _environment(template.endswith(".md.j2")).get_template(template).render(values)
-
-
-@cache
-def _environment(is_markdown: bool) -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
-        finalize=escape_markdown if is_markdown else None,
+        finalize=escape_markdown if template.endswith(".md.j2") else None,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -36,7 +28,7 @@ def _environment(is_markdown: bool) -> Environment:
     )
     environment.filters |= {"commas": "{:,}".format, "number": format_number, "highlighted": highlighted}
     environment.globals |= {"word_changes": word_changes}
-    return environment
+    return environment.get_template(template).render(values)
 
 
 def escape_markdown(value: object) -> Markup:
@@ -57,16 +49,15 @@ def format_number(value: object, sign: str = "") -> str:
 
 def highlighted(text: str, spans: Sequence[tuple[int, int]]) -> Markup:
     """`text` as HTML with the spans marked; they are in order and do not overlap."""
-    pieces, position = [], 0
-    for start, end in spans:
-        pieces += [escape(text[position:start]), Markup("<mark>{}</mark>").format(text[start:end])]
-        position = end
-    return Markup("").join([*pieces, escape(text[position:])])
+    cuts = [0, *(edge for span in spans for edge in span), len(text)]
+    pieces = [text[start:end] for start, end in pairwise(cuts)]
+    pieces[1::2] = [Markup("<mark>{}</mark>").format(piece) for piece in pieces[1::2]]
+    return Markup("").join(pieces)
 
 
 def changes(old: str, new: str) -> list[tuple[str, str]]:
     """The words of both texts in order, as runs of ("keep" | "drop" | "add", text)."""
-    old_words, new_words = _words(old), _words(new)
+    old_words, new_words = (re.findall(r"\s*\S+\s*|\s+", text) for text in (old, new))
     runs = []
     matcher = difflib.SequenceMatcher(None, [word.strip() for word in old_words], [word.strip() for word in new_words])
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
@@ -85,7 +76,3 @@ def word_changes(old: str, new: str) -> Markup:
         words = text.rstrip()
         pieces.append(forms[kind].format(words, text[len(words) :] or (" " if kind == "drop" else "")))
     return Markup("").join(pieces)
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\s*\S+\s*|\s+", text)

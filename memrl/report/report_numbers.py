@@ -1,97 +1,82 @@
-"""Compute the report's numbers from rows: scores by task and length, averages, paired comparisons, costs, retention."""
+"""Compute the report's numbers from rows: scores by length and depth, averages, paired comparisons, costs, retention."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TypeVar
 
 import numpy as np
 
 from memrl.evaluation.accuracy_plot import Estimate
 from memrl.evaluation.statistics import Difference, bootstrap_means, paired_bootstrap, paired_interval, score_interval
 from memrl.evaluation.tasks import Length
-from memrl.report.depth_map import DepthMap, depth_map
-from memrl.report.retention import RetentionAtEnd, RetentionPoint, is_traced, retention_at_end, retention_curve
-from memrl.report.series import Cell, Row, Series, sample_scores, sort_lengths
+from memrl.report.retention import is_traced, retention_at_end, retention_curve
+from memrl.report.series import Cell, Row, Series, sort_lengths
+
+BINS = 10  # of the depth
+MIN_SAMPLES = 3  # cells of a depth map with fewer are marked: their colour is mostly chance
+
+T = TypeVar("T")
+Table = dict[str, dict[Length, T]]  # by series label and length
 
 
 @dataclass(frozen=True)
 class Score(Estimate):
-    """A mean score with its 95% interval, and the number of samples behind it.
-
-    Attributes:
-        n: samples.
-        readings: of these samples; more than n where samples were read several times.
-        failures: readings that ended in an error; they count as wrong.
-        empty: readings with an empty answer; they count as wrong too.
-    """
+    """A mean score over `n` samples; readings that failed and empty answers count as wrong."""
 
     n: int
-    readings: int
-    failures: int
-    empty: int
+    readings: int  # of these samples; more than n where samples were read several times
+    failures: int  # readings that ended in an error
+    empty: int  # readings with an empty answer
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Means per reading, and the highest peak of memory; None if unrecorded."""
+class DepthMap:
+    """Mean score and number of samples, both [tenths, lengths]; the score is NaN in cells without samples."""
 
-    readings: int
-    seconds: float | None
-    prompt_tokens: float | None
-    response_tokens: float | None
-    peak_gib: float | None
+    lengths: tuple[Length, ...]
+    score: np.ndarray
+    count: np.ndarray
 
 
 @dataclass
 class TaskNumbers:
-    """The numbers of one task; every mapping is by series label and length.
-
-    Attributes:
-        baseline: the series that the others are compared with: the report's baseline if it has the task.
-        curves, at_end: the gold answers in memory after the evidence and at the end.
-        answered: mean scores of the readings of `at_end`.
-        untraced: readings left out of `curves` and `at_end`, see `is_traced`.
-    """
+    """The numbers of one task, by series label and mostly by length."""
 
     name: str
     unit: str
-    baseline: Series
-    scores: dict[str, dict[Length, Score]] = field(default_factory=dict)
-    differences: dict[str, dict[Length, Difference | None]] = field(default_factory=dict)
-    costs: dict[str, dict[Length, Cost]] = field(default_factory=dict)
-    curves: dict[str, dict[Length, list[RetentionPoint]]] = field(default_factory=dict)
-    at_end: dict[str, dict[Length, RetentionAtEnd]] = field(default_factory=dict)
-    answered: dict[str, dict[Length, float]] = field(default_factory=dict)
-    untraced: dict[str, int] = field(default_factory=dict)
-    depths: dict[str, DepthMap] = field(default_factory=dict)
+    baseline: Series  # which the others are compared with: the report's baseline if it has the task
+    scores: Table[Score]
+    differences: Table[Difference | None]
+    costs: Table[dict[str, float | None]]
+    retention: Table[list[dict[str, float]]]  # gold answers in memory after the evidence
+    memory: Table[dict[str, float]]  # gold answers in memory at the end
+    answered: Table[Score]  # of the readings of `memory`
+    untraced: dict[str, int]  # number of readings left out of `retention` and `memory`, see `is_traced`
+    depths: dict[str, DepthMap]
 
     def left_out(self) -> str:
         """What the picture of retention leaves out, in words; empty where it shows all readings."""
         count = sum(self.untraced.values())
         if not count:
             return ""
-        readings = sum(score.readings for label in self.at_end for score in self.scores[label].values())
+        readings = sum(score.readings for label in self.memory for score in self.scores[label].values())
         return f"left out: {count:,} of {readings:,} readings,\nwhose gold answers (yes, no) cannot be searched for"
 
 
 @dataclass
 class Report:
-    """The numbers of a report.
+    """The numbers of a report."""
 
-    Attributes:
-        averaged: names of the tasks in `average`; empty where there is no average.
-        average_unit: what the lengths of `average` count.
-    """
-
-    series: list[Series]
+    series: Sequence[Series]
     baseline: Series
     score: str
     tasks: list[TaskNumbers]
-    averaged: list[str]
-    average: dict[str, dict[Length, Score]]
-    average_unit: str
+    averaged: list[str]  # names of the tasks in `average`; empty where there is no average
+    average: Table[Score]
+    average_unit: str  # what the lengths of `average` count
 
 
 def make_report(
@@ -108,51 +93,62 @@ def make_report(
     Raises:
         ValueError: no series has that label.
     """
-    labels = [one.label for one in series]
-    if baseline is not None and baseline not in labels:
-        known = ", ".join(repr(label) for label in labels)
-        raise ValueError(f"baseline is {baseline!r}, and the series are {known}; give one of them")
-    base = series[labels.index(baseline) if baseline is not None else 0]
+    by_label = {one.label: one for one in series}
+    if baseline is not None and baseline not in by_label:
+        raise ValueError(f"baseline is {baseline!r}, and the series are {', '.join(map(repr, by_label))}; give one of them")
+    base = series[0] if baseline is None else by_label[baseline]
     names = sorted({task for one in series for task, _ in one.rows})
+    tasks = [_numbers_of(name, units.get(name, ""), series, base, score) for name in names]
     averaged = [task for task in ruler if task in names]
-    average = {one.label: average_of(one, averaged, score) for one in series} if len(averaged) > 1 else {}
-    average = {label: line for label, line in average.items() if line}
-    unit = units.get(averaged[0], "") if average else ""
-    tasks = [TaskNumbers(name, units.get(name, ""), _baseline(name, series, base)) for name in names]
-    for task in tasks:
-        _fill_in(task, series, score)
-    return Report(list(series), base, score, tasks, averaged if average else [], average, unit)
+    average = {one.label: line for one in series if len(averaged) > 1 and (line := average_of(one, averaged, score))}
+    if not average:
+        return Report(series, base, score, tasks, [], {}, "")
+    return Report(series, base, score, tasks, averaged, average, units.get(averaged[0], ""))
 
 
-def _baseline(task: str, series: Sequence[Series], chosen: Series) -> Series:
-    return next(one for one in (chosen, *series) if any(name == task for name, _ in one.rows))
+def _numbers_of(name: str, unit: str, series: Sequence[Series], chosen: Series, score: str) -> TaskNumbers:
+    cells = {one.label: {length: cell for (task, length), cell in one.rows.items() if task == name} for one in series}
+    rows = {label: line for label, line in cells.items() if line}
+    base = next(one for one in (chosen, *series) if one.label in rows)
+    traced = _by_cell(lambda cell: list(filter(is_traced, cell)), rows)
+    memory = {label: line for label, line in _by_cell(retention_at_end, traced).items() if line}
+    traced = {label: {length: traced[label][length] for length in line} for label, line in memory.items()}
+    return TaskNumbers(
+        name,
+        unit,
+        base,
+        scores=_by_cell(lambda cell: score_of(cell, score), rows),
+        differences={
+            one.label: {length: compare(one, base, (name, length), score) for length in rows[one.label]}
+            for one in series
+            if one.label in rows and one is not base
+        },
+        costs=_by_cell(cost_of, rows),
+        retention=_by_cell(retention_curve, traced),
+        memory=memory,
+        answered=_by_cell(lambda cell: score_of(cell, score), traced),
+        untraced={label: sum(not is_traced(row) for cell in rows[label].values() for row in cell) for label in memory},
+        depths={label: depths for label, line in rows.items() if (depths := depth_map(line, score))},
+    )
 
 
-def _fill_in(task: TaskNumbers, series: Sequence[Series], score: str) -> None:
-    for one in series:
-        rows = {length: readings for (name, length), readings in one.rows.items() if name == task.name}
-        if not rows:
-            continue
-        label = one.label
-        task.scores[label] = {length: score_of(readings, score) for length, readings in rows.items()}
-        task.costs[label] = {length: cost_of(readings) for length, readings in rows.items()}
-        if one is not task.baseline:
-            task.differences[label] = {length: compare(one, task.baseline, (task.name, length), score) for length in rows}
-        traced = {length: [row for row in readings if is_traced(row)] for length, readings in rows.items()}
-        at_end = {length: end for length, readings in traced.items() if (end := retention_at_end(readings)) is not None}
-        if at_end:
-            task.at_end[label] = at_end
-            task.answered[label] = {length: score_of(traced[length], score).mean for length in at_end}
-            task.untraced[label] = sum(len(rows[length]) - len(traced[length]) for length in rows)
-            task.curves[label] = {length: points for length in at_end if (points := retention_curve(traced[length]))}
-        if (depths := depth_map(rows, score)) is not None:
-            task.depths[label] = depths
+def _by_cell(function: Callable[[list[Row]], T | None], rows: Table[list[Row]]) -> Table[T]:
+    """The function's values, without those that are None or empty."""
+    return {label: {length: value for length, cell in line.items() if (value := function(cell))} for label, line in rows.items()}
+
+
+def sample_scores(rows: Sequence[Row], score: str) -> dict[int, float]:
+    """The score of each sample by its index: the mean over its repeats."""
+    values: dict[int, list[float]] = {}
+    for row in rows:
+        values.setdefault(row["index"], []).append(float(row[score]))
+    return {index: fmean(repeats) for index, repeats in values.items()}
 
 
 def score_of(rows: Sequence[Row], score: str) -> Score:
     """The score of one task and length."""
     values = list(sample_scores(rows, score).values())
-    return Score(math.fsum(values) / len(values), *score_interval(values), len(values), len(rows), *_without_answer(rows))
+    return _score(rows, len(values), fmean(values), *score_interval(values))
 
 
 def average_of(series: Series, tasks: Sequence[str], score: str) -> dict[Length, Score]:
@@ -161,24 +157,26 @@ def average_of(series: Series, tasks: Sequence[str], score: str) -> dict[Length,
     The interval is the bootstrap's over samples within tasks: the tasks themselves are fixed, not drawn. Where every value
     is 0, or every value is 1, it is Wilson's over all samples.
     """
-    lengths = sort_lengths(length for task, length in series.rows if task in tasks)
     result = {}
-    for length in lengths:
-        if any((task, length) not in series.rows for task in tasks):
-            continue
-        groups = [series.rows[task, length] for task in tasks]
-        values = [list(sample_scores(rows, score).values()) for rows in groups]
+    lengths = [{length for name, length in series.rows if name == task} for task in tasks]
+    for length in sort_lengths(set.intersection(*lengths)):
+        rows = [row for task in tasks for row in series.rows[task, length]]
+        values = [list(sample_scores(series.rows[task, length], score).values()) for task in tasks]
         pooled = [value for group in values for value in group]
-        mean = math.fsum(math.fsum(group) / len(group) for group in values) / len(values)
         if set(pooled) in ({0.0}, {1.0}):
             low, high = score_interval(pooled)
         else:
             # A different seed for each task: equal seeds would correlate the tasks' draws.
             draws = np.sum([bootstrap_means(group, seed=seed) for seed, group in enumerate(values)], axis=0) / len(values)
             low, high = (float(bound) for bound in np.quantile(draws, [0.025, 0.975]))
-        rows = [row for group in groups for row in group]
-        result[length] = Score(mean, low, high, len(pooled), len(rows), *_without_answer(rows))
+        result[length] = _score(rows, len(pooled), fmean(map(fmean, values)), low, high)
     return result
+
+
+def _score(rows: Sequence[Row], n: int, mean: float, low: float, high: float) -> Score:
+    failures = sum(row["error"] is not None for row in rows)
+    empty = sum(row["error"] is None and not row["answer"].strip() for row in rows)
+    return Score(mean, low, high, n, len(rows), failures, empty)
 
 
 def compare(series: Series, base: Series, cell: Cell, score: str) -> Difference | None:
@@ -188,40 +186,18 @@ def compare(series: Series, base: Series, cell: Cell, score: str) -> Difference 
     index alone identifies it, so that the failure counts as wrong here too. The p-value is the sign-flip test's. The interval
     is Agresti and Min's where all scores are 0 or 1, else the bootstrap's.
     """
-    rows, base_rows = series.rows.get(cell, ()), base.rows.get(cell, ())
-    scores, base_scores = sample_scores(rows, score), sample_scores(base_rows, score)
-    texts, base_texts = _texts(rows), _texts(base_rows)
-    common = [
-        index
-        for index in scores
-        if index in base_scores and (not texts[index] or not base_texts[index] or texts[index] == base_texts[index])
-    ]
+    cells = [one.rows.get(cell, ()) for one in (series, base)]
+    (scores, base_scores), (texts, base_texts) = [sample_scores(rows, score) for rows in cells], [_texts(rows) for rows in cells]
+    # The text of a document that could not be made is ().
+    common = [k for k in scores if k in base_scores and len({texts[k], base_texts[k]} - {()}) < 2]
     if not common:
         return None
-    a, b = [scores[index] for index in common], [base_scores[index] for index in common]
+    a, b = (np.array([values[k] for k in common]) for values in (scores, base_scores))
     result = paired_bootstrap(a, b)
-    if {*a, *b} <= {0.0, 1.0}:
-        gains, losses = sum(x > y for x, y in zip(a, b, strict=True)), sum(x < y for x, y in zip(a, b, strict=True))
-        low, high = paired_interval(gains, losses, len(common))
-        return Difference(result.mean, low, high, result.p_value, result.n)
-    return result
-
-
-def cost_of(rows: Sequence[Row]) -> Cost:
-    def recorded(name: str) -> list[float]:
-        return [float(row[name]) for row in rows if row[name] is not None]
-
-    def mean(name: str) -> float | None:
-        values = recorded(name)
-        return math.fsum(values) / len(values) if values else None
-
-    peak = max(recorded("peak_gib"), default=None)
-    return Cost(len(rows), mean("seconds"), mean("prompt_tokens"), mean("response_tokens"), peak)
-
-
-def has_other_version(one: Series, base: Series, task: str) -> bool:
-    """Whether a task's version differs from the baseline's: equal questions may then have different documents."""
-    return task in one.versions and task in base.versions and one.versions[task] != base.versions[task]
+    if not np.isin([a, b], [0.0, 1.0]).all():
+        return result
+    low, high = paired_interval(int((a > b).sum()), int((a < b).sum()), len(common))
+    return replace(result, low=low, high=high)
 
 
 def _texts(rows: Sequence[Row]) -> dict[int, tuple]:
@@ -230,7 +206,34 @@ def _texts(rows: Sequence[Row]) -> dict[int, tuple]:
     return texts | {row["index"]: (row["question"], *row["answers"]) for row in rows if row["question"]}
 
 
-def _without_answer(rows: Sequence[Row]) -> tuple[int, int]:
-    """Failures and empty answers."""
-    failures = sum(row["error"] is not None for row in rows)
-    return failures, sum(row["error"] is None and not row["answer"].strip() for row in rows)
+def cost_of(rows: Sequence[Row]) -> dict[str, float | None]:
+    """The number of readings, means per reading, and the highest peak of memory; None if unrecorded."""
+    names = ("seconds", "prompt_tokens", "response_tokens", "peak_gib")
+    recorded = {name: [float(row[name]) for row in rows if row[name] is not None] for name in names}
+    means = {name: fmean(values) if values else None for name, values in recorded.items()}
+    return {"readings": len(rows)} | means | {"peak_gib": max(recorded["peak_gib"], default=None)}
+
+
+def tenths(depths: Sequence[float]) -> set[int]:
+    """The tenths of the document that the depths fall into, 0 to 9: [0, 0.1), [0.1, 0.2), ... [0.9, 1]."""
+    # Scaled and rounded first, since 0.3 * 10 is exactly 3 but 0.7 * 10 is 7.000000000000001 and 0.29 * 100 is below 29.
+    return {min(BINS - 1, int(round(depth * BINS, 9))) for depth in depths}
+
+
+def depth_map(rows: Mapping[Length, Sequence[Row]], score: str) -> DepthMap | None:
+    """Mean score by depth and length; None where no reading has a recorded depth.
+
+    A sample with several pieces of evidence counts once in every tenth with one of them, with the mean over its readings.
+    """
+    mean, count = np.full((BINS, len(rows)), np.nan), np.zeros((BINS, len(rows)), dtype=np.int64)
+    for column, readings in enumerate(rows.values()):
+        for tenth in range(BINS):
+            values = sample_scores([row for row in readings if tenth in tenths(row["depths"])], score)
+            if values:
+                mean[tenth, column], count[tenth, column] = np.mean(list(values.values())), len(values)
+    return DepthMap(tuple(rows), mean, count) if count.any() else None
+
+
+def has_other_version(one: Series, base: Series, task: str) -> bool:
+    """Whether a task's version differs from the baseline's: equal questions may then have different documents."""
+    return task in one.versions and task in base.versions and one.versions[task] != base.versions[task]

@@ -4,41 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from memrl.evaluation.tasks import Length
-from memrl.report.depth_map import BINS, MIN_SAMPLES, DepthMap
-from memrl.report.retention import RetentionPoint
+from memrl.report.report_numbers import BINS, MIN_SAMPLES, DepthMap, TaskNumbers
 from memrl.report.series import sort_lengths
 from memrl.utils import pictures
 from memrl.utils.pictures import LOST, NEVER, RETAINED, SOFT, axis_labels, legend_line, length_name, literal, panel_title
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from memrl.report.report_numbers import TaskNumbers
 
 _SMALL = {"frameon": False, "fontsize": 8, "title_fontsize": 8, "alignment": "left"}
 
 
 def plot_retention(path: Path, task: TaskNumbers, score: str) -> None:
     """Write a PNG with two panels per series: the gold answer in memory by chunks since the evidence, and at the end."""
-    lengths = sort_lengths(length for line in task.at_end.values() for length in line)
-    with_curve = [length for length in lengths if any(line.get(length) for line in task.curves.values())]
-    longest = max((point.after for line in task.curves.values() for points in line.values() for point in points), default=0)
+    from matplotlib import colormaps
+    from matplotlib.patches import Patch
+
+    lengths = sort_lengths(length for line in task.memory.values() for length in line)
+    with_curve = [length for length in lengths if any(length in line for line in task.retention.values())]
+    longest = max((point["after"] for line in task.retention.values() for points in line.values() for point in points), default=0)
     ratios = (1.45, 1.0) if with_curve else (1.0,)
-    pairs = 1 if len(task.at_end) <= 3 else 2  # series side by side
-    rows, each = -(-len(task.at_end) // pairs), len(ratios)
+    pairs = 1 if len(task.memory) <= 3 else 2  # series side by side
+    rows, each = -(-len(task.memory) // pairs), len(ratios)
     size = (max(8.0, (4.3 if pairs == 1 else 7.2) * sum(ratios)), 3.3 * rows + 0.9)
-    figure, grid = pictures.make_panels(each * len(task.at_end), each * pairs, size, width_ratios=ratios * pairs)
-    colours = _length_colours(lengths)
-    for number, label in enumerate(task.at_end):
+    figure, grid = pictures.make_panels(each * len(task.memory), each * pairs, size, width_ratios=ratios * pairs)
+    shades = np.linspace(0.0, 0.88, max(2, len(lengths)))  # from dark to light as the lengths grow
+    colours = dict(zip(lengths, colormaps[pictures.SCORE_MAP](shades), strict=False))
+    for number, label in enumerate(task.memory):
         panels = grid[each * number : each * number + each]
         if with_curve:
-            _draw_curves(panels[0], task.curves.get(label, {}), colours, longest)
+            _draw_curves(panels[0], task.retention[label], colours, longest)
         _draw_end(panels[-1], task, label, lengths)
         panel_title(panels[0], label)
     pictures.figure_title(figure, f"{task.name}: is the gold answer in the memory?")
@@ -47,29 +44,14 @@ def plot_retention(path: Path, task: TaskNumbers, score: str) -> None:
         title = f"lines: length in {task.unit}" if task.unit else "lines: document length"
         names = [literal(length_name(length)) for length in with_curve]
         figure.legend(lines, names, loc="outside lower left", ncols=8, columnspacing=1.2, title=title, **_SMALL)
-    _end_legend(figure, score, task.left_out())
+    bars = [Patch(color=colour) for colour in (NEVER, LOST, RETAINED)]
+    diamond = legend_line(color="black", marker="D", markersize=5, linestyle="none", markeredgecolor="white")
+    names = ["never in memory", "in memory once, then lost", "in memory at the end", f"answered right ({score})"]
+    figure.legend([*bars, diamond], names, loc="outside lower right", ncols=2, title=task.left_out() or None, **_SMALL)
     pictures.save(figure, path)
 
 
-def _length_colours(lengths: Sequence[Length]) -> dict[Length, Any]:
-    """From dark to light as the lengths grow."""
-    from matplotlib import colormaps
-
-    return dict(zip(lengths, colormaps[pictures.SCORE_MAP](np.linspace(0.0, 0.88, max(2, len(lengths)))), strict=False))
-
-
-def _end_legend(figure: Figure, score: str, title: str) -> None:
-    from matplotlib.patches import Patch
-
-    handles = [Patch(color=colour) for colour in (NEVER, LOST, RETAINED)]
-    diamond = legend_line(color="black", marker="D", markersize=5, linestyle="none", markeredgecolor="white")
-    names = ["never in memory", "in memory once, then lost", "in memory at the end", f"answered right ({score})"]
-    figure.legend([*handles, diamond], names, loc="outside lower right", ncols=2, title=title or None, **_SMALL)
-
-
-def _draw_curves(
-    axes: Axes, curves: Mapping[Length, Sequence[RetentionPoint]], colours: Mapping[Length, Any], longest: int
-) -> None:
+def _draw_curves(axes: pictures.Axes, curves: Mapping[Length, list[dict]], colours: Mapping[Length, Any], longest: float) -> None:
     pictures.percent_axis(axes)
     axis_labels(axes, y="gold answer in memory")
     if not curves:
@@ -79,7 +61,7 @@ def _draw_curves(
         return
     for order, (length, points) in enumerate(curves.items()):
         # log2(1 + chunks): a log axis with a place for 0.
-        x, y = [np.log2(1 + point.after) for point in points], [100 * point.retained for point in points]
+        x, y = [np.log2(1 + point["after"]) for point in points], [100 * point["held"] for point in points]
         style = {"marker": "o", "markersize": 4, "linewidth": 1.8, "clip_on": False}
         axes.plot(x, y, color=colours[length], zorder=3 + order / 100, **style)
     ticks = [tick for tick in (0, *(4**k for k in range(9))) if tick <= longest]
@@ -88,14 +70,12 @@ def _draw_curves(
     axis_labels(axes, x="chunks read since the evidence (log scale)")
 
 
-def _draw_end(axes: Axes, task: TaskNumbers, label: str, lengths: Sequence[Length]) -> None:
-    for place, length in enumerate(lengths):
-        if (end := task.at_end[label].get(length)) is None:
-            continue
-        last, ever = 100 * end.last, 100 * max(end.ever, end.last)
+def _draw_end(axes: pictures.Axes, task: TaskNumbers, label: str, lengths: Sequence[Length]) -> None:
+    for length, end in task.memory[label].items():
+        place, last, ever = lengths.index(length), 100 * end["last"], 100 * end["ever"]
         for low, high, colour in ((0, last, RETAINED), (last, ever, LOST), (ever, 100, NEVER)):
             axes.bar(place, high - low, bottom=low, width=0.82, color=colour, linewidth=0)
-        mean = 100 * task.answered[label][length]
+        mean = 100 * task.answered[label][length].mean
         axes.plot(place, mean, "D", color="black", markersize=5, markeredgecolor="white", clip_on=False, zorder=4)
     pictures.percent_axis(axes)
     axes.tick_params(axis="x", pad=7)
@@ -119,12 +99,11 @@ def plot_depths(path: Path, task: TaskNumbers, score: str) -> None:
     width = max(2.6, 0.44 * widest + 1.0)
     size = (max(width * columns + 1.1, 6.2), 3.3 * -(-len(maps) // columns) + 0.8)
     figure, grid = pictures.make_panels(len(maps), columns, size)
+    x_label = f"document length ({task.unit})" if task.unit else ""
     for number, (axes, (label, depths)) in enumerate(zip(grid, maps.items(), strict=True)):
         _draw_map(axes, depths)
         panel_title(axes, label)
-        axis_labels(
-            axes, f"document length ({task.unit})" if task.unit else "", "" if number % columns else "depth of the evidence"
-        )
+        axis_labels(axes, x_label, "" if number % columns else "depth of the evidence")
     ticks = range(0, 101, 20)
     scale = ScalarMappable(Normalize(0, 100), pictures.SCORE_MAP)
     bar = figure.colorbar(scale, ax=figure.axes, fraction=0.035, pad=0.015, ticks=ticks)
@@ -137,7 +116,7 @@ def plot_depths(path: Path, task: TaskNumbers, score: str) -> None:
     pictures.save(figure, path)
 
 
-def _draw_map(axes: Axes, depths: DepthMap) -> None:
+def _draw_map(axes: pictures.Axes, depths: DepthMap) -> None:
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 

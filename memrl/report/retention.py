@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,29 +15,6 @@ from memrl.scoring.evidence import is_traceable
 
 MIN_READINGS, MIN_SHARE = 5, 0.1  # a point of a curve needs this many readings and this share of all readings
 DRIFT = 0.1  # how unevenly characters are spread over a document's chunks, as a share of a chunk's characters
-
-
-@dataclass(frozen=True)
-class RetentionPoint:
-    """The mean share of the gold answers in memory `after` chunks after the evidence's chunk, over `n` readings."""
-
-    after: int
-    retained: float
-    n: int
-
-
-@dataclass(frozen=True)
-class RetentionAtEnd:
-    """Means over all readings of one length.
-
-    Attributes:
-        ever: the largest share of the gold answers in memory after any chunk.
-        last: the share in memory after the last chunk.
-    """
-
-    ever: float
-    last: float
-    n: int
 
 
 def is_traced(row: Row) -> bool:
@@ -84,41 +60,34 @@ def evidence_chunk(row: Row) -> int | None:
 
 def offsets(longest: int) -> list[int]:
     """0, 1, 2, 3, 4, 6, 8, 12, 16 ...: powers of two and the middles between them, up to `longest`."""
-    powers = [2**k for k in range(longest.bit_length())]
-    middles = [3 * power // 2 for power in powers if power > 1]
-    return [after for after in sorted({0, *powers, *middles}) if after <= longest]
+    steps = {0, 1} | {base * 2**k for base in (2, 3) for k in range(longest.bit_length())}
+    return [after for after in sorted(steps) if after <= longest]
 
 
-def retention_curve(rows: Sequence[Row]) -> list[RetentionPoint]:
-    """The share of the gold answers in memory 0, 1, 2, 3, 4, 6, 8 ... chunks after the chunk with the last piece of evidence.
+def retention_curve(rows: Sequence[Row]) -> list[dict[str, float]]:
+    """Of traced readings: the mean share of the gold answers `held` in memory `after` chunks after the last piece of evidence.
 
-    At 0 that chunk has just been read. A reading counts at an offset if it has that many chunks after the evidence, so larger
-    offsets have fewer readings; those below MIN_READINGS or MIN_SHARE are left out. Failed readings count up to their failure.
-
-    Args:
-        rows: traced readings (`is_traced`).
+    After 0 chunks the chunk with that piece has just been read. A reading counts if it has that many chunks after the evidence,
+    so larger offsets have fewer readings `n`; those below MIN_READINGS or MIN_SHARE are left out. Failed readings count up to
+    their failure.
     """
     aligned = [retained_shares(row)[chunk:] for row in rows if (chunk := evidence_chunk(row)) is not None]
-    if not aligned:
-        return []
+    least = max(min(MIN_READINGS, len(aligned)), MIN_SHARE * len(aligned))
     points = []
-    for after in offsets(max(map(len, aligned)) - 1):
+    for after in offsets(max(map(len, aligned), default=0) - 1):
         values = [shares[after] for shares in aligned if len(shares) > after]
-        if len(values) >= max(min(MIN_READINGS, len(aligned)), MIN_SHARE * len(aligned)):
-            points.append(RetentionPoint(after, float(np.mean(values)), len(values)))
+        if len(values) >= least:
+            points.append({"after": after, "held": float(np.mean(values)), "n": len(values)})
     return points
 
 
-def retention_at_end(rows: Sequence[Row]) -> RetentionAtEnd | None:
-    """What the memory ever held and what it held at the end; None where no reading has a memory.
+def retention_at_end(rows: Sequence[Row]) -> dict[str, float] | None:
+    """Of `n` traced readings: the mean shares of the gold answers in memory, `last` after the last chunk and `ever` at most.
 
-    Readings that failed before their first chunk count as 0, because their answers count as wrong.
-
-    Args:
-        rows: traced readings (`is_traced`).
+    None where no reading has a memory. Readings that failed before their first chunk count as 0, as their answers count as wrong.
     """
     if not any(row["held"] for row in rows):
         return None
     shares = [retained_shares(row) if row["held"] else np.zeros(1) for row in rows]
     ever, last = np.mean([one.max() for one in shares]), np.mean([one[-1] for one in shares])
-    return RetentionAtEnd(float(ever), float(last), len(shares))
+    return {"ever": float(ever), "last": float(last), "n": len(shares)}

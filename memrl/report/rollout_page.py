@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,41 +12,8 @@ from memrl.scoring.scores import verifier_scores
 from memrl.utils.journal import read_records
 
 LAST = 20  # trajectories on a page by default; a long run logs hundreds
-# The types of a line's fields; the first three are required.
-_REQUIRED = {"step": int, "question": str, "turns": list}
+_REQUIRED = {"step": int, "question": str, "turns": list}  # fields of a line and their types
 _OPTIONAL = {"sample": str, "answers": list, "match": str, "scores": dict, "group_rewards": list}
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """A memory turn, and the gold answers in its chunk and memory."""
-
-    turn: dict[str, Any]
-    found: Found
-
-    @property
-    def words(self) -> list[str]:
-        """What happened to the gold answer at this chunk, in words."""
-        found = self.found
-        words = ["the answer is in this chunk"] * bool(found.evidence)
-        if found.is_lost:
-            words.append("lost here")
-        elif found.held and not found.held_before:
-            words.append("written to the memory here" + ("" if found.evidence else ", though the chunk does not contain it"))
-        elif found.held:
-            words.append("still in the memory")
-        elif found.is_missed:
-            words.append("not written to the memory")
-        return words
-
-
-@dataclass(frozen=True)
-class _Trajectory:
-    record: dict[str, Any]
-    answers: list[str]
-    chunks: list[_Chunk]
-    other_turns: list[dict[str, Any]]
-    outcome: str
 
 
 def read_rollouts(path: str | Path, step: int | None = None, last: int = LAST) -> list[dict]:
@@ -70,15 +36,13 @@ def read_rollouts(path: str | Path, step: int | None = None, last: int = LAST) -
 
 def _check(record: dict, place: str) -> None:
     for name, kind in (_REQUIRED | _OPTIONAL).items():
-        if name in _OPTIONAL and record.get(name) is None:
-            continue
-        if not isinstance(record.get(name), kind):
+        value = record.get(name)
+        if not isinstance(value, kind) and (name in _REQUIRED or value is not None):
             raise ValueError(f"{place}: {name!r} must be a {kind.__name__}; is this the rollouts.jsonl of a run?")
     for turn in record["turns"]:
-        if not isinstance(turn, dict) or not all(isinstance(turn.get(name), str) for name in ("kind", "response")):
-            raise ValueError(f"{place}: each of 'turns' must have a 'kind' and a 'response', both text")
-        if not isinstance(turn.get("prompt", ""), str):
-            raise ValueError(f"{place}: the 'prompt' of a turn must be text")
+        texts = [turn.get("kind"), turn.get("response"), turn.get("prompt", "")] if isinstance(turn, dict) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{place}: each of 'turns' must have a 'kind' and a 'response'; they and its 'prompt' must be text")
 
 
 def rollouts_page(records: Sequence[dict], title: str) -> str:
@@ -86,15 +50,31 @@ def rollouts_page(records: Sequence[dict], title: str) -> str:
     return render("rollouts.html.j2", title=title, trajectories=[_trace(record) for record in records])
 
 
-def _trace(record: dict[str, Any]) -> _Trajectory:
+def _trace(record: dict[str, Any]) -> dict[str, Any]:
+    """A line with its memory turns as chunks, each with the gold answers in the chunk and in the memory."""
     answers = [str(answer) for answer in record.get("answers") or []]
     memory_turns = [turn for turn in record["turns"] if turn["kind"] == "memory"]
     other_turns = [turn for turn in record["turns"] if turn["kind"] != "memory"]
     prompts, memories = [turn.get("prompt", "") for turn in memory_turns], [turn["response"] for turn in memory_turns]
     found = trace_answers(prompts, memories, record["question"].strip(), answers)
+    chunks = [{"turn": turn, "found": one, "words": _describe(one)} for turn, one in zip(memory_turns, found, strict=True)]
     response = other_turns[-1]["response"] if other_turns else ""
     outcome = describe_outcome(found, response, answers, record.get("match", "any"))
-    return _Trajectory(record, answers, [_Chunk(*pair) for pair in zip(memory_turns, found, strict=True)], other_turns, outcome)
+    return {"record": record, "answers": answers, "chunks": chunks, "other_turns": other_turns, "outcome": outcome}
+
+
+def _describe(found: Found) -> list[str]:
+    """What happened to the gold answer at a chunk, in words."""
+    words = ["the answer is in this chunk"] * bool(found.evidence)
+    if found.is_lost:
+        words.append("lost here")
+    elif found.held and not found.held_before:
+        words.append("written to the memory here" + ("" if found.evidence else ", though the chunk does not contain it"))
+    elif found.held:
+        words.append("still in the memory")
+    elif found.is_missed:
+        words.append("not written to the memory")
+    return words
 
 
 def describe_outcome(found: Sequence[Found], response: str, answers: Sequence[str], match: str = "any") -> str:
@@ -106,9 +86,7 @@ def describe_outcome(found: Sequence[Found], response: str, answers: Sequence[st
         return f"answered {'right' if is_right else 'wrong'}; the words of this answer are in any text, so they are not traced"
     in_last_memory = bool(found) and found[-1].held
     if is_right:
-        if in_last_memory or not found:
-            return "answered right"
-        return "answered right, though the last memory does not contain the answer"
+        return "answered right" + ("" if in_last_memory or not found else ", though the last memory does not contain the answer")
     if in_last_memory:
         return "answered wrong, though the last memory contains the answer"
     if lost := [chunk for chunk, one in enumerate(found, 1) if one.is_lost]:

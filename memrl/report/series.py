@@ -7,9 +7,8 @@ off. Folders with the same model, method and settings but different tasks or len
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,14 @@ from memrl.evaluation.tasks import Length
 from memrl.scoring.scores import SCORES
 from memrl.utils.journal import read_records
 
-# What a row must have. The types of those after "error" are not checked.
+# What a row must have, and of which type.
+_ANY = ("error", "id", "question", "prompt_tokens", "response_tokens", "seconds", "peak_gib", "chunk_tokens")
 _TYPES = {
     **dict.fromkeys(("model", "method", "task", "held", "answer"), str),
     **dict.fromkeys((*SCORES, "chunks", "tokens", "index", "repeat"), (int, float)),
     **dict.fromkeys(("answers", "depths"), list),
+    **dict.fromkeys(_ANY, object),
     "length": (int, str),
-    **dict.fromkeys(
-        ("error", "id", "question", "prompt_tokens", "response_tokens", "seconds", "peak_gib", "chunk_tokens"), object
-    ),
 }
 _GENERIC = ("model", "best")  # folder names that train.py gives every model; the run's name is put before them
 
@@ -36,27 +34,15 @@ Cell = tuple[str, Length]
 
 @dataclass
 class Series:
-    """The readings of one model with one method: a line of every table and of every picture.
+    """The readings of one model with one method: a line of every table and of every picture."""
 
-    Attributes:
-        label: unique among the series of a report.
-        folders: where the rows come from.
-        rows: the readings by (task, length), ordered by index and repeat; without prompts, responses and memories.
-        versions: task versions by name, from the folder's settings.
-        settings: what the answers depend on besides the tasks, as JSON; empty where the folder does not record it.
-    """
-
-    label: str
+    label: str  # unique among the series of a report
     folders: tuple[Path, ...]
     model: str
     method: str
-    rows: dict[Cell, list[Row]] = field(default_factory=dict)
-    versions: Mapping[str, Any] = field(default_factory=dict)
-    settings: str = ""
-
-    @property
-    def num_readings(self) -> int:
-        return sum(map(len, self.rows.values()))
+    rows: dict[Cell, list[Row]] = field(default_factory=dict)  # by index and repeat; without prompts, responses and memories
+    versions: Mapping[str, Any] = field(default_factory=dict)  # of the tasks, from the folder's settings
+    settings: str = ""  # what the answers depend on besides the tasks, as JSON; empty where the folder does not record it
 
 
 def cell_order(cell: Cell) -> tuple:
@@ -69,14 +55,6 @@ def sort_lengths(lengths: Iterable[Length]) -> list[Length]:
     return sorted(set(lengths), key=lambda length: cell_order(("", length)))
 
 
-def sample_scores(rows: Sequence[Row], score: str) -> dict[int, float]:
-    """The score of each sample by its index: the mean over its repeats."""
-    values: dict[int, list[float]] = {}
-    for row in rows:
-        values.setdefault(row["index"], []).append(float(row[score]))
-    return {index: math.fsum(repeats) / len(repeats) for index, repeats in values.items()}
-
-
 def read_series(folders: Sequence[str | Path]) -> list[Series]:
     """All series of the folders, in their order, methods in the order of the folder's settings.
 
@@ -86,13 +64,11 @@ def read_series(folders: Sequence[str | Path]) -> list[Series]:
     Raises:
         ValueError: no such folder, a folder given twice, no rows, a damaged line, or rows of an earlier format; names the file.
     """
-    found: list[Series] = []
     paths = [Path(folder) for folder in folders]
     for path in paths:
         if sum(other.resolve() == path.resolve() for other in paths) > 1:
             raise ValueError(f"{path} is given twice; give each results folder once")
-        found += _read_folder(path)
-    found = _join(found)
+    found = _join([series for path in paths for series in _read_folder(path)])
     for series, label in zip(found, _unique_labels(found), strict=True):
         series.label = label
     return found
@@ -116,17 +92,15 @@ def _join(found: Sequence[Series]) -> list[Series]:
         groups.setdefault(key, []).append(one)
     result = []
     for group in groups.values():
-        cells = [cell for one in group for cell in one.rows]
-        versions = {(task, json.dumps(version)) for one in group for task, version in one.versions.items()}
-        if len(set(cells)) < len(cells) or len({task for task, _ in versions}) < len(versions):
-            result += group
-            continue
         rows = {cell: rows for one in group for cell, rows in one.rows.items()}
-        joined = group[0]
-        joined.rows = dict(sorted(rows.items(), key=lambda item: cell_order(item[0])))
-        joined.folders = tuple(folder for one in group for folder in one.folders)
-        joined.versions = {task: version for one in group for task, version in one.versions.items()}
-        result.append(joined)
+        versions = {task: version for one in group for task, version in one.versions.items()}
+        has_common_cell = len(rows) < sum(len(one.rows) for one in group)
+        if has_common_cell or any(versions[task] != one.versions[task] for one in group for task in one.versions):
+            result += group
+        else:
+            folders = tuple(folder for one in group for folder in one.folders)
+            rows = {cell: rows[cell] for cell in sorted(rows, key=cell_order)}
+            result.append(replace(group[0], folders=folders, rows=rows, versions=versions))
     return result
 
 
@@ -146,52 +120,37 @@ def _read_folder(folder: Path) -> list[Series]:
     if not readings:
         raise ValueError(f"{folder} holds no rows yet; wait until eval.py has finished a document")
     config = _read_config(folder)
-    series: dict[tuple[str, str], Series] = {}
-    for row in readings.values():
-        if (identity := (row["model"], row["method"])) not in series:
-            series[identity] = _new_series(folder, row, config)
-    for row in sorted(readings.values(), key=_row_order):
+    series = {(model, method): _new_series(folder, model, method, config) for model, method, *_ in readings}
+    rows = sorted(readings.values(), key=lambda row: (row["index"], row["repeat"]))
+    for row in sorted(rows, key=lambda row: cell_order((row["task"], row["length"]))):
         series[row["model"], row["method"]].rows.setdefault((row["task"], row["length"]), []).append(row)
-    order = list(_section(config, "methods"))
+    order = list(config.get("methods", {}))
     return sorted(series.values(), key=lambda one: order.index(one.method) if one.method in order else len(order))
 
 
-def _row_order(row: Row) -> tuple:
-    return *cell_order((row["task"], row["length"])), row["index"], row["repeat"]
-
-
-def _new_series(folder: Path, row: Row, config: Mapping[str, Any]) -> Series:
-    methods = _section(config, "methods")
+def _new_series(folder: Path, model: str, method: str, config: Mapping[str, Any]) -> Series:
+    methods = config.get("methods", {})
     # The answers do not depend on where the model is.
     shared = {name: value for name, value in config.items() if name not in ("tasks", "methods", "model_path", "endpoint")}
-    settings = json.dumps([shared, methods[row["method"]]], sort_keys=True) if row["method"] in methods else ""
-    model = row["model"]
+    settings = json.dumps([shared, methods[method]], sort_keys=True) if method in methods else ""
     path = Path(str(config.get("model_path") or model))
     if model in _GENERIC and path.name == model and path.parent.name:
         model = f"{path.parent.name}/{model}"
-    return Series("", (folder,), model, row["method"], versions=_section(config, "tasks"), settings=settings)
-
-
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = config.get(name)
-    return value if isinstance(value, dict) else {}
+    return Series("", (folder,), model, method, versions=config.get("tasks", {}), settings=settings)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
     try:
-        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError:
-        raise ValueError(f"{folder / CONFIG_FILE} is not JSON; run eval.py into another folder") from None
-    return config if isinstance(config, dict) else {}
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    except (TypeError, ValueError):
+        raise ValueError(f"{path} is not a JSON object; run eval.py into another folder") from None
 
 
 def _checked(record: Row, where: str) -> Row:
-    for name in _TYPES:
+    for name, kind in _TYPES.items():
         if name not in record:
             raise ValueError(f"{where} has no {name!r}: rows of an earlier format; run eval.py again into another --out")
-    for name, kind in _TYPES.items():
         if not isinstance(record[name], kind):
             raise ValueError(f"{where}: {name} is {json.dumps(record[name])[:60]}; eval.py does not write that")
     return {name: record[name] for name in _TYPES}

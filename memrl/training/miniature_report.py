@@ -1,7 +1,7 @@
 """Table and picture at the end of a miniature run: greedy accuracy by document length, before and after RL."""
 
+import io
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -42,19 +42,13 @@ def evaluate_policy(trainer: Trainer, name: str, model: Transformer) -> None:
     llm = LocalLLM(sampler, trainer.tokenizer, Decoding(temperature=0.0), agent.prompts.system)
     task = NeedleTask(trainer.tokenizer, agent)
     rank, world = distributed.rank(), distributed.world_size()
-    parts = [
-        ([length for length in options.lengths if length > MAX_SHORT], options.samples_long),
-        ([length for length in options.lengths if length <= MAX_SHORT], options.samples),
-    ]
-    total = sum(length * count for lengths, count in parts for length in lengths) // world
-    rows = []
-    with (
-        open(os.devnull, "w") as silent,
-        Progress(f"accuracy {name} RL", total, "chunks", stream=None if rank == 0 else silent) as progress,
-    ):
-        for lengths, count in parts:
-            seed = EVALUATION_SEED + trainer.config.seed
-            rows += evaluate(llm, task, lengths, count, agent, seed, shard=(rank, world), on_chunk=lambda: progress.advance())
+    long = [length for length in options.lengths if length > MAX_SHORT]
+    short = [length for length in options.lengths if length <= MAX_SHORT]
+    total = (sum(long) * options.samples_long + sum(short) * options.samples) // world
+    seed, rows = EVALUATION_SEED + trainer.config.seed, []
+    with Progress(f"accuracy {name} RL", total, "chunks", stream=None if rank == 0 else io.StringIO()) as progress:
+        for lengths, count in ((long, options.samples_long), (short, options.samples)):
+            rows += evaluate(llm, task, lengths, count, agent, seed, shard=(rank, world), on_chunk=progress.advance)
     rows = distributed.gather_lists(rows)
     if rank == 0:
         write_whole(path, json.dumps({"settings": asdict(options), "summary": summarize(rows)}, indent=2) + "\n")
@@ -77,11 +71,10 @@ def write_report(folder: Path, trained_to: int) -> None:
 
 def format_table(before: list[dict], after: list[dict]) -> str:
     """The strict accuracies as a Markdown table, one column per length, with 95% intervals in percent."""
-    header = ["chunks", *(str(entry["length"]) for entry in after)]
-    lines = [header, ["---"] * len(header)]
+    lines = [["chunks", *(entry["length"] for entry in after)], ["---"] * (1 + len(after))]
     for name, entries in (("before RL", before), ("after RL", after)):
-        cells = [f"{entry['strict']:.3f}" for entry in entries]
-        spans = ["{:.0f}-{:.0f}%".format(*(100 * bound for bound in entry["strict_interval"])) for entry in entries]
-        lines += [[name, *cells], ["95% interval", *spans]]
-    lines.append(["documents", *(str(entry["n"]) for entry in after)])
-    return "\n".join(f"| {line[0]:<12} | " + " | ".join(f"{cell:>7}" for cell in line[1:]) + " |" for line in lines)
+        lines.append([name, *(f"{entry['strict']:.3f}" for entry in entries)])
+        bounds = [[100 * bound for bound in entry["strict_interval"]] for entry in entries]
+        lines.append(["95% interval", *("{:.0f}-{:.0f}%".format(*pair) for pair in bounds)])
+    lines.append(["documents", *(entry["n"] for entry in after)])
+    return "\n".join(f"| {name:<12} | " + " | ".join(f"{cell!s:>7}" for cell in cells) + " |" for name, *cells in lines)

@@ -77,11 +77,6 @@ def draw_band(axes: Axes, x: Sequence[float], low: Sequence[float], high: Sequen
     axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, zorder=1)
 
 
-def draw_bars(axes: Axes, x: Sequence[float], low: Sequence[float], high: Sequence[float], colour: str) -> None:
-    """Draw the interval of each point as a vertical bar."""
-    axes.vlines(x, low, high, color=colour, alpha=0.55, linewidth=1.3)
-
-
 def figure_title(figure: Figure, text: str) -> None:
     figure.suptitle(literal(text), x=0.006, ha="left", fontsize=_TITLE, fontweight="bold")
 
@@ -129,7 +124,7 @@ def length_axis(axes: Axes, lengths: Sequence[int], unit: str, max_labels: int =
         if length >= ratio * labelled[-1]:
             labelled.append(length)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(labelled, [short_length(length) for length in labelled], minor=False)
+    axes.set_xticks(labelled, [length_name(length) for length in labelled], minor=False)
     axes.set_xticks([], minor=True)
     axes.tick_params(axis="x", pad=7)  # markers at 0% reach below the axis
     if len(lengths) == 1:  # matplotlib's own limits around one point are arbitrary
@@ -138,13 +133,8 @@ def length_axis(axes: Axes, lengths: Sequence[int], unit: str, max_labels: int =
 
 
 def length_name(length: int | str) -> str:
-    """A length in tables and pictures: a number in its short form, a name as it is."""
-    return short_length(length) if isinstance(length, int) else length
-
-
-def short_length(length: int) -> str:
-    """4096 as 4K, 1048576 as 1M: K and M are powers of 1024. Short and round numbers stay: 512, 1536, 25600."""
+    """4096 as 4K, 1048576 as 1M: K and M are powers of 1024. Short and round numbers stay (512, 1536, 25600), and names do."""
     for size, suffix in ((1024**2, "M"), (1024, "K")):
-        if length >= size and length % size == 0 and length % 100:
+        if isinstance(length, int) and length >= size and length % size == 0 and length % 100:
             return f"{length // size}{suffix}"
     return str(length)
