@@ -18,7 +18,7 @@ from memrl.agents import memory_agent
 from memrl.reading.open_model import ReaderOptions, load_settings, open_llm
 from memrl.reading.reader import Reading, Step, chunk_pace, read_documents
 from memrl.reading.text_files import read_text
-from memrl.report.trace_command import changes, write_trace
+from memrl.report.trace_page import changes, write_trace
 from memrl.types import Sample
 from tests.tiny_folder import CHAT, WORDS, make_folder
 

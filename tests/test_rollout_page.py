@@ -10,7 +10,7 @@ from memrl.commands.report import Trace
 from memrl.reading.reader import Reading, Step
 from memrl.report.rendering import highlighted
 from memrl.report.rollout_page import describe_outcome
-from memrl.report.trace_command import write_rollouts, write_trace
+from memrl.report.trace_page import write_rollouts, write_trace
 from memrl.scoring.evidence import Found, find_answers
 from memrl.types import Sample
 

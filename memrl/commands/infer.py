@@ -162,7 +162,7 @@ def write_outputs(readings: dict[str, Reading], samples: list[Sample], options: 
         if options.json is not None:
             write_whole(options.json, json.dumps([to_record(one) for one in answered], indent=2, ensure_ascii=False) + "\n")
         if options.trace is not None:
-            from memrl.report.trace_command import write_trace
+            from memrl.report.trace_page import write_trace
 
             write_trace(options.trace, answered or readings.values())
     except OSError as error:

@@ -47,7 +47,7 @@ class Trace(Command):
     """Show only this many trajectories, the last ones."""
 
     def run(self) -> None:
-        from memrl.report.trace_command import write_rollouts
+        from memrl.report.trace_page import write_rollouts
 
         if self.rollouts.is_dir():
             raise ValueError(f"{self.rollouts} is a folder; give {self.rollouts / 'rollouts.jsonl'}")
