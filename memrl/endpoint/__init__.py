@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memrl.endpoint.server import EndpointDown, EndpointError, Server
-from memrl.llm import BaseSession
+from memrl.llm import Session
 from memrl.prompts import PromptTemplate
 from memrl.types import Turn
 from memrl.utils.task_pool import TaskPool
@@ -109,7 +109,7 @@ class RemoteLLM:
                 await tasks.cancel()
 
 
-class RemoteSession(BaseSession[RemoteLLM]):
+class RemoteSession(Session[RemoteLLM]):
     """One trajectory's connection to a `RemoteLLM`. Its `render` gives the user's message alone, without a chat template."""
 
     def content_ids(self, turn: Turn) -> list[int]:

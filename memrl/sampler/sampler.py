@@ -207,9 +207,7 @@ class Sampler:
 
     def _params_of(self, rows: list[Row]) -> RowParams:
         if self._row_params is None or self._row_params[0] != rows:
-            params = [row.request.params for row in rows]
-            lens = [len(row.request.prompt_ids) for row in rows]
-            self._row_params = (list(rows), RowParams.of(params, lens, self.model.device))
+            self._row_params = (list(rows), RowParams.of([row.request.params for row in rows], self.model.device))
         return self._row_params[1]
 
     def _detect_new_weights(self) -> None:
