@@ -31,10 +31,6 @@ class PagePlan:
     full: bool
     _bias: Tensor | None = None
 
-    def select(self, pages: Tensor) -> Tensor:
-        """The chosen pages of [pages, page_size, K, D]; a view if they are a slice."""
-        return pages[self.chosen]
-
     def bias(self, dtype: torch.dtype) -> Tensor | None:
         """[n, 1, 1, page_size]: 0 for valid tokens, -inf for the others; None if all are valid."""
         if self.full:

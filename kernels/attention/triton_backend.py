@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from memrl.kernels.attention.base import check_total, merge_parts
-from memrl.kernels.attention.batched import equal_runs
-from memrl.kernels.attention.sdpa import SdpaAttention
+from memrl.kernels.attention.batched import SdpaAttention, equal_runs
 from memrl.kernels.attention.tables import PageTable, SequenceTable, TableAttention
 
 PROGRAMS = 512  # decoding splits its rows into about this many programs: a few per multiprocessor of a large GPU

@@ -6,7 +6,7 @@
                                                 (Peng et al., arXiv 2309.00071)
     llama3    between the two, by wavelength    Llama 3.1 (Grattafiori et al., arXiv 2407.21783, and Meta's release)
 
-At position p, pair i of every head is rotated by the angle p * w_i; `kernels/rope.py` applies the rotation.
+At position p, pair i of every head is rotated by the angle p * w_i; `kernels/elementwise.py` applies the rotation.
 """
 
 import math
