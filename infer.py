@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memrl.agents.limits import check_cache
+from memrl.agents.limits import check_turn, longest_turn
 from memrl.reading.open_model import ReaderOptions, check_seed, load_settings, open_llm
 from memrl.reading.reader import Reading, chunk_pace, read_documents
 from memrl.reading.text_files import read_text
@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
             llm = open_llm(options.model, tokenizer, agent, reader)
             sizes, unknown = measure(samples, llm)
             longest = {"document_tokens": max(sizes), "question_tokens": longest_question}
-            check_cache(llm.sampler, tokenizer, agent, **longest)
+            check_turn(llm.sampler, longest_turn(tokenizer, agent, **longest))
         print(*llm.about, sep="\n", file=sys.stderr)
         warn_of_unknown(unknown)
         total = sum(-(-size // agent.chunk_tokens) for size in sizes)

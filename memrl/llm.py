@@ -47,10 +47,9 @@ class LLM(Protocol):
         ...
 
     def session(self, *identity: int, on_turn: Callable[[Turn], None] | None = None) -> "Session":
-        """A session for one trajectory. Its seeds depend on `identity` alone, for example (seed, step, group, rollout).
+        """A session for one trajectory; `on_turn` is called with every complete turn.
 
-        Args:
-            on_turn: called with every complete turn.
+        Its seeds depend on `identity` alone, for example (seed, step, group, rollout).
         """
         ...
 

@@ -59,15 +59,8 @@ def add_adapters(model: Transformer, rank: int, alpha: float, seed: int) -> None
     """Add an adapter to every linear layer of attention and feed-forward, in place, and freeze all other weights.
 
     The embedding and the output layer get none. The model's weights may be partitioned (ZeRO-3); the adapters are created whole
-    and equal on every rank, until DeepSpeed partitions them.
-
-    Args:
-        rank: rows of A and columns of B.
-        alpha: the adapters' output is multiplied by alpha / rank.
-        seed: determines A, together with the model's shape.
-
-    Raises:
-        ValueError: the model has adapters already.
+    and equal on every rank, until DeepSpeed partitions them. The seed and the model's shape determine A. ValueError if the model
+    has adapters already.
     """
     if _adapted(model):
         raise ValueError("the model has adapters already; merge them first, or load the model again")
@@ -115,15 +108,11 @@ def merged_weights(model: nn.Module, gathered: Gather = nullcontext) -> Iterator
 
 
 def save_adapter(model: nn.Module, folder: Path | None, gathered: Gather = nullcontext, base: str | None = None) -> None:
-    """Write only the adapters, in the format of peft's `PeftModel.from_pretrained`.
+    """Write only the adapters, in the format of peft's `PeftModel.from_pretrained`; ValueError if the model has none.
 
     Args:
         folder: gets adapter_model.safetensors and adapter_config.json; None on ranks that only take part in gathering.
-        gathered: as for `merged_weights`.
         base: path or name of the base model, recorded in adapter_config.json.
-
-    Raises:
-        ValueError: the model has no adapters.
     """
     layers = _adapted(model)
     if not layers:

@@ -119,7 +119,7 @@ def model_settings(options: ReaderOptions) -> dict[str, str | float]:
 def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", options: ReaderOptions) -> "LocalLLM":
     """Load the weights and put a sampler in front of them.
 
-    Whether its cache is large enough depends on the documents: see `memrl.agents.limits.check_cache`.
+    Whether its cache is large enough depends on the documents: see `memrl.agents.limits.check_turn`.
 
     Returns:
         The llm; its `about` says what was loaded, how long that took, and what computes attention.

@@ -115,12 +115,7 @@ class Scheduler:
     """The queue of requests and the rows that hold pages."""
 
     def __init__(self, pool: PagePool, max_rows: int, max_tokens: int, share_prefixes: bool = True):
-        """
-        Args:
-            max_rows: most rows that hold pages at the same time.
-            max_tokens: token budget of a step; decoding rows are never held back by it.
-            share_prefixes: reuse cached prefixes.
-        """
+        """At most `max_rows` rows hold pages at a time; the token budget of a step never holds decoding rows back."""
         self.pool, self.max_rows, self.max_tokens, self.share_prefixes = pool, max_rows, max_tokens, share_prefixes
         self.waiting: deque[Request] = deque()
         self.rows: list[Row] = []  # in order of admission; only the last one can have prompt tokens left
