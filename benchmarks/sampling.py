@@ -66,8 +66,8 @@ def main() -> None:
         for kind, std in (("peaked", 6.0), ("flat", 1.0)):
             logits = noise * std
             params = [SamplingParams(1, seed=row, **filters) for row in range(arguments.batch)]
-            rows = RowParams.of(params, [1] * arguments.batch, arguments.device)
-            uniforms = uniform(rows.seed, rows.prompt_len)
+            rows = RowParams.of(params, arguments.device)
+            uniforms = uniform(rows.seed, torch.ones_like(rows.seed))
             ours, theirs = [], []
             for _ in range(arguments.repeats + 1):
                 ours.append(seconds(sample_tokens, logits, rows, uniforms))

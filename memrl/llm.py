@@ -1,4 +1,4 @@
-"""What an agent talks to: the `LLM` and `Session` interfaces, and their implementation on the local sampler.
+"""What an agent talks to: an `LLM` through a `Session`; both for the local sampler.
 
 A `LocalLLM` drives the sampler for many agents at once. Each agent is a coroutine with a `Session` of its own. When all of them
 wait for a response, the sampler takes one step, and the agents whose responses are complete continue.
@@ -20,26 +20,6 @@ from memrl.utils.task_pool import TaskPool
 T = TypeVar("T")
 
 
-class Session(Protocol):
-    """One trajectory's connection to a language model. Every `chat` is an independent conversation."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: list[int]) -> str: ...
-
-    def render(self, text: str, **slots: list[int]) -> list[int]:
-        """Token ids of a prompt text with its slots filled."""
-        ...
-
-    def content_ids(self, turn: Turn) -> list[int]:
-        """The ids of a response that may be inserted into a later prompt as data."""
-        ...
-
-    async def chat(self, prompt_ids: list[int], *, kind: str, max_new_tokens: int) -> Turn:
-        """The response to a rendered prompt, as a turn of this `kind`."""
-        ...
-
-
 class LLM(Protocol):
     """A language model that serves many agents at once.
 
@@ -57,17 +37,73 @@ class LLM(Protocol):
     @property
     def tokenizer(self) -> TextTokenizer: ...
 
-    def session(self, *identity: int, on_turn: Callable[[Turn], None] | None = None) -> Session:
-        """A session for one trajectory. Its seeds depend on `identity` alone, for example (seed, step, group, rollout).
+    @property
+    def encode(self) -> Callable[[str], list[int]]: ...
 
-        Args:
-            on_turn: called with every complete turn.
+    @property
+    def template(self) -> Callable[[str], PromptTemplate]:
+        """A prompt text inside the chat template."""
+        ...
+
+    def session(self, *identity: int, on_turn: Callable[[Turn], None] | None = None) -> "Session":
+        """A session for one trajectory; `on_turn` is called with every complete turn.
+
+        Its seeds depend on `identity` alone, for example (seed, step, group, rollout).
         """
         ...
 
     def run(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int | None = None) -> list[T]:
         """Run the coroutines, at most `concurrency` at a time; results in order."""
         ...
+
+
+class Session(Protocol):
+    """One trajectory's connection to a language model. Every `chat` is an independent conversation."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+    def render(self, text: str, **slots: list[int]) -> list[int]:
+        """Token ids of a prompt text with its slots filled, inside the LLM's chat template."""
+        ...
+
+    def content_ids(self, turn: Turn) -> list[int]:
+        """The ids of a response that may be inserted into a later prompt as data."""
+        ...
+
+    async def chat(self, prompt_ids: list[int], *, kind: str, max_new_tokens: int) -> Turn:
+        """The response to a rendered prompt, as a turn of this `kind`."""
+        ...
+
+
+AnyLLM = TypeVar("AnyLLM", bound=LLM)
+
+
+class BaseSession(Generic[AnyLLM]):
+    """What sessions on any `LLM` share; a session adds `content_ids` and `chat`."""
+
+    def __init__(self, llm: AnyLLM, identity: tuple[int, ...], on_turn: Callable[[Turn], None] | None):
+        self._llm, self._identity, self._on_turn = llm, identity, on_turn
+        self._num_turns = 0
+
+    def encode(self, text: str) -> list[int]:
+        return self._llm.encode(text)
+
+    def decode(self, ids: list[int]) -> str:
+        return self._llm.tokenizer.decode(ids)
+
+    def render(self, text: str, **slots: list[int]) -> list[int]:
+        return self._llm.template(text).render(**slots)
+
+    def _next_seed(self) -> int:
+        self._num_turns += 1
+        return row_seed(*self._identity, self._num_turns - 1)
+
+    def _report(self, turn: Turn) -> Turn:
+        if self._on_turn is not None:
+            self._on_turn(turn)
+        return turn
 
 
 @dataclass(frozen=True)
@@ -91,11 +127,7 @@ class LocalLLM:
         system: str | None = None,
         about: Sequence[str] = (),
     ):
-        """
-        Args:
-            system: system message of every prompt; None keeps the chat template's default.
-            about: lines for people that describe the model.
-        """
+        """`system`: system message of every prompt; None keeps the chat template's default."""
         self.about = list(about)
         self.sampler, self.tokenizer = sampler, tokenizer
         stop_ids = frozenset(tokenizer.stop_ids)
@@ -112,7 +144,7 @@ class LocalLLM:
         return LocalSession(self, identity, on_turn)
 
     def run(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int | None = None) -> list[T]:
-        """Run the coroutines, at most `concurrency` at a time (default: twice the sampler's rows); results in order."""
+        """As `LLM.run`; the default concurrency is twice the sampler's rows."""
         return asyncio.run(self.drive(agents, concurrency or 2 * self.sampler.max_rows))
 
     async def drive(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int) -> list[T]:
@@ -133,60 +165,13 @@ class LocalLLM:
             await tasks.cancel()
 
 
-class TextLLM(Protocol):
-    """What `BaseSession` needs from its LLM."""
-
-    @property
-    def tokenizer(self) -> TextTokenizer: ...
-
-    @property
-    def encode(self) -> Callable[[str], list[int]]: ...
-
-    @property
-    def template(self) -> Callable[[str], PromptTemplate]: ...
-
-
-AnyTextLLM = TypeVar("AnyTextLLM", bound=TextLLM)
-
-
-class BaseSession(Generic[AnyTextLLM]):
-    """The part of a session that does not depend on where the model runs."""
-
-    def __init__(self, llm: AnyTextLLM, identity: tuple[int, ...], on_turn: Callable[[Turn], None] | None):
-        self._llm, self._identity, self._on_turn = llm, identity, on_turn
-        self._num_turns = 0
-
-    def encode(self, text: str) -> list[int]:
-        return self._llm.encode(text)
-
-    def decode(self, ids: list[int]) -> str:
-        return self._llm.tokenizer.decode(ids)
-
-    def render(self, text: str, **slots: list[int]) -> list[int]:
-        """Token ids of a prompt text with its slots filled, inside the LLM's chat template."""
-        return self._llm.template(text).render(**slots)
-
-    def _next_seed(self) -> int:
-        """The seed of the next turn."""
-        self._num_turns += 1
-        return row_seed(*self._identity, self._num_turns - 1)
-
-    def _report(self, turn: Turn) -> Turn:
-        if self._on_turn is not None:
-            self._on_turn(turn)
-        return turn
-
-
 class LocalSession(BaseSession[LocalLLM]):
-    """One trajectory's connection to a `LocalLLM`."""
-
     def content_ids(self, turn: Turn) -> list[int]:
-        """A response's ids without stop and other special tokens, so that they may be inserted into a later prompt as data."""
+        """A response's ids without stop and other special tokens."""
         special = self._llm.tokenizer.special_ids.union(self._llm.params.stop_ids)
         return [token for token in turn.response_ids if token not in special]
 
     async def chat(self, prompt_ids: list[int], *, kind: str, max_new_tokens: int) -> Turn:
-        """Sample a response to a rendered prompt."""
         params = replace(self._llm.params, max_new_tokens=max_new_tokens, seed=self._next_seed())
         done: asyncio.Future[Request] = asyncio.get_running_loop().create_future()
         self._llm.sampler.submit(Request(prompt_ids, params, tag=done))

@@ -32,10 +32,7 @@ class Tokenizer:
     """A Hugging Face tokenizer (`.hf`) with the operations that memrl needs."""
 
     def __init__(self, hf, more_stop_ids: Iterable[int] = ()):
-        """
-        Args:
-            more_stop_ids: ids that end a response, in addition to the tokenizer's own.
-        """
+        """`more_stop_ids` end a response, in addition to the tokenizer's own."""
         self.hf = hf
         self._plain = _without_dummy_space(hf)
         self._more_stop_ids = frozenset(more_stop_ids)
@@ -97,7 +94,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     try:
         # AutoTokenizer uses config.json's model type: for qwen2 it assumes Qwen's byte-level BPE, and for mistral it ignores the
         # leading space that sentencepiece files of the Llama kind require.
-        class_name = _class_name(path / "tokenizer_config.json")
+        class_name = _read_object(path / "tokenizer_config.json").get("tokenizer_class")
         kind = AutoTokenizer
         if (path / "tokenizer.json").is_file():
             if class_name in ("TokenizersBackend", "PreTrainedTokenizerFast"):  # tokenizer.json alone defines it
@@ -115,12 +112,15 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return Tokenizer(hf, _generation_stop_ids(path / "generation_config.json"))
 
 
-def _class_name(config_path: Path) -> str | None:
-    """The tokenizer_class of a tokenizer_config.json, or None."""
-    if not config_path.is_file():
-        return None
-    config = json.loads(config_path.read_text(encoding="utf-8"))
-    return config.get("tokenizer_class") if isinstance(config, dict) else None
+def _read_object(file: Path) -> dict:
+    """The JSON object in a file; empty without that file or object."""
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not valid JSON ({error}); download or copy it again") from None
+    return content if isinstance(content, dict) else {}
 
 
 def _agrees_with_file(hf, class_name: str | None, file: Path) -> bool:
@@ -135,13 +135,7 @@ def _agrees_with_file(hf, class_name: str | None, file: Path) -> bool:
 
 def _generation_stop_ids(file: Path) -> list[int]:
     """The eos_token_id of generation_config.json, one id or a list of them; empty without that file."""
-    if not file.is_file():
-        return []
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON ({error}); download or copy it again") from None
-    found = config.get("eos_token_id") if isinstance(config, dict) else None
+    found = _read_object(file).get("eos_token_id")
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
         raise ValueError(f"{file}: eos_token_id must be a token id or a list of them, found {found!r}")
@@ -151,8 +145,7 @@ def _generation_stop_ids(file: Path) -> list[int]:
 def _without_dummy_space(hf):
     """The tokenizer itself, or a copy that neither adds a leading space when encoding nor removes one when decoding.
 
-    Raises:
-        ValueError: the leading space of this tokenizer class cannot be turned off.
+    ValueError if the leading space of this tokenizer class cannot be turned off.
     """
     if not hf.is_fast:
         a, b, ab = (hf.encode(text, add_special_tokens=False) for text in ("a", "b", "ab"))

@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from memrl.kernels.attention.eager import EagerAttention
+from memrl.kernels.attention.batched import EagerAttention
 
 eager = EagerAttention()
 

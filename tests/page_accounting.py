@@ -18,5 +18,5 @@ def check_pages(pool: PagePool, tables: Sequence[Sequence[int]]) -> None:
     assert not free & cached and not (free | cached) & in_use, "a page is in two states"
     assert free | cached | in_use == set(range(pool.num_pages)), "a page is in no state"
     assert pool.num_in_use == len(in_use)
-    assert {page for page, _ in pool._index.values()} | set(pool._tails.values()) == set(pool._keys)
+    assert {page for page, _ in pool._index.values()} == set(pool._keys)
     assert not free & set(pool._keys), "a free page can be found"

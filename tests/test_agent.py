@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from memrl.agents import AgentConfig, memory_agent
-from memrl.agents.limits import check_cache, longest_turn
+from memrl.agents.limits import check_turn, longest_turn
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import Transformer
 from memrl.prompts import Prompts
@@ -433,11 +433,11 @@ def test_cache_check_agrees_with_the_sampler(small_model, tokenizer):
         sampler = Sampler(small_model, cache_gib=tokens * size / 2**30, page_size=4)
         llm = LocalLLM(sampler, tokenizer, Decoding(temperature=2.0))
         if tokens == needed:
-            check_cache(sampler, tokenizer, CONFIG)
+            check_turn(sampler, longest_turn(tokenizer, CONFIG))
             llm.run([memory_agent(llm.session(0, i), Sample("s", "q" * 20, DOCUMENT), CONFIG) for i in range(5)])
         else:
             with pytest.raises(ValueError, match=rf"{needed} tokens.*{tokens};.*--cache_gib"):
-                check_cache(sampler, tokenizer, CONFIG)
+                check_turn(sampler, longest_turn(tokenizer, CONFIG))
 
 
 def test_a_prompt_that_does_not_fit_the_cache_reaches_the_caller(small_model, tokenizer):

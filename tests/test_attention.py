@@ -16,9 +16,8 @@ from torch.autograd import gradcheck
 from memrl.kernels.attention import AttentionBackend, merge_into, pick_attention
 from memrl.kernels.attention import triton_backend as tb
 from memrl.kernels.attention.base import merge_parts
-from memrl.kernels.attention.eager import EagerAttention
+from memrl.kernels.attention.batched import EagerAttention, SdpaAttention
 from memrl.kernels.attention.flash import FlashAttention
-from memrl.kernels.attention.sdpa import SdpaAttention
 from memrl.kernels.attention.triton_backend import TritonAttention
 from tests.fake_flash_attn import fake_flash_attn
 

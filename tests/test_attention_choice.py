@@ -5,9 +5,8 @@ import sys
 import pytest
 import torch
 
-from memrl.kernels.attention import pick_attention
+from memrl.kernels.attention import BACKENDS, pick_attention
 from memrl.kernels.attention.flash import FlashAttention
-from memrl.kernels.attention.pick import BACKENDS
 from tests.fake_flash_attn import fake_flash_attn
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from memrl.kernels.attention import AttentionBackend, pick_attention
-from memrl.kernels.attention.eager import EagerAttention
+from memrl.kernels.attention.batched import EagerAttention
 from memrl.model import PackedContext
 from memrl.sampler import Sampler, SamplingParams
 

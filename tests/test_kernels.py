@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from memrl.kernels.rms_norm import rms_norm
-from memrl.kernels.rope import apply_rope
-from memrl.kernels.swiglu import swiglu
+from memrl.kernels.elementwise import apply_rope, rms_norm, swiglu
 
 BF16 = {"rtol": 2e-2, "atol": 2e-2}
 FP32 = {"rtol": 1e-4, "atol": 1e-5}

@@ -64,7 +64,7 @@ class Import(NamedTuple):
 
 
 def module_name(path: Path) -> str:
-    """As it is imported: kernels/rope.py is memrl.kernels.rope, by the link memrl/kernels."""
+    """As it is imported: kernels/logprob.py is memrl.kernels.logprob, by the link memrl/kernels."""
     parts = path.relative_to(REPO).with_suffix("").parts
     parts = ("memrl", *parts) if parts[0] == "kernels" else parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

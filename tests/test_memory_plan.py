@@ -231,7 +231,7 @@ def test_a_forward_pass_without_gradient_peaks_where_planned(dtype, wide):
 def test_choosing_tokens_stays_within_the_plan(top_p):
     rows, vocab = 8, 20_000
     logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(0))
-    params = RowParams.of([SamplingParams(1, seed=i, top_p=top_p) for i in range(rows)], [1] * rows, "cpu")
+    params = RowParams.of([SamplingParams(1, seed=i, top_p=top_p) for i in range(rows)], "cpu")
     with torch.inference_mode(), Allocations(logits) as seen:
         sample_tokens(logits, params, uniform(params.seed, torch.zeros(rows, dtype=torch.int64)))
     shape = replace(SMALL, vocab_size=vocab)

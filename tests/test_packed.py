@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from memrl.kernels.packed_linear import can_pack, pack_weight, packed_linear
 from memrl.model import load_model, logits_of, save_model
-from memrl.model.packed_weights import pack_weights
+from memrl.model.packed_weights import PackedLinear, can_pack, pack_weights
 from memrl.sampler import Sampler, SamplingParams
 
 needs_bf16 = pytest.mark.skipif(
@@ -20,7 +19,11 @@ def test_a_packed_weight_is_the_same_product(rows, bias):
     generator = torch.Generator().manual_seed(rows)
     x, weight = (torch.randn(n, 96, generator=generator).bfloat16() for n in (rows, 72))
     offset = torch.randn(72, generator=generator).bfloat16() if bias else None
-    out = packed_linear(x, pack_weight(weight), offset)
+    linear = torch.nn.Linear(96, 72, bias=bias)
+    linear.weight.data = weight
+    if offset is not None:
+        linear.bias.data = offset
+    out = PackedLinear(linear).requires_grad_(False)(x)
     exact = x.double() @ weight.double().T + (offset.double() if bias else 0)
     torch.testing.assert_close(out.double(), exact, rtol=2**-7, atol=2**-7)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memrl.kernels.attention import pick_attention
-from memrl.kernels.attention.tables import PageTable
+from memrl.kernels.attention.base import PageTable
 from memrl.model import PackedContext, Transformer, logits_of
 from memrl.sampler import Request, Sampler, SamplingParams, kv_cache
 from memrl.sampler.cuda_graphs import DecodeGraphs

@@ -49,7 +49,7 @@ def assert_drawn_from(ids, probabilities):
 def sample(logits, uniforms, *each, **options):
     """sample_tokens with one SamplingParams per row, or the same for all, made from options."""
     params = [SamplingParams(1, **options)] * len(logits) if options or not each else list(each)
-    return sample_tokens(logits, RowParams.of(params, [1] * len(params), logits.device), uniforms)
+    return sample_tokens(logits, RowParams.of(params, logits.device), uniforms)
 
 
 def draw(logits, num_draws, seed=11, **options):
@@ -325,8 +325,8 @@ def test_all_ways_to_find_the_kept_tokens_agree(vocab_size, monkeypatch):
 @pytest.mark.parametrize("each", [[{}], [{"top_k": 5}], MIXED], ids=["plain", "top_k", "mixed"])
 def test_no_value_is_read_on_other_devices(each):
     # Tensors of the meta device have no values, so whatever would wait for one is an error.
-    rows = RowParams.of([SamplingParams(1, **options) for options in each], [1] * len(each), "meta")
-    sampled = sample_tokens(torch.empty(len(each), 50_000, device="meta"), rows, uniform(rows.seed, rows.prompt_len))
+    rows = RowParams.of([SamplingParams(1, **options) for options in each], "meta")
+    sampled = sample_tokens(torch.empty(len(each), 50_000, device="meta"), rows, uniform(rows.seed, torch.ones_like(rows.seed)))
     assert [values.dtype for values in sampled] == [torch.int64, torch.float32, torch.float32]
     assert all(values.shape == (len(each),) for values in sampled)
 
@@ -382,23 +382,6 @@ def test_stop_must_be_a_list_of_strings(stop, message):
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"top_k": 1}, {"min_p": 0.1}], ids=str)
 def test_params_know_whether_they_truncate(options):
     assert SamplingParams(1, temperature=0.5, **options).truncated == bool(options)
-
-
-@pytest.mark.parametrize("index", [slice(1, 3), [2, 0], torch.tensor([1, 1])], ids=str)
-def test_selected_rows_are_as_made_from_the_selected_parameters(index):
-    params = [SamplingParams(1, 0.5, seed=2**63 - 1), SamplingParams(1, top_k=7, min_p=0.25), SamplingParams(1, 0.0, top_p=0.5)]
-    lens = [3, 4, 5]
-    places = list(range(3))[index] if isinstance(index, slice) else [int(i) for i in index]
-    got = RowParams.of(params, lens, "cpu").select(index)
-    expected = RowParams.of([params[i] for i in places], [lens[i] for i in places], "cpu")
-    for name in ("temperature", "top_p", "top_k", "min_p", "seed", "prompt_len"):
-        assert torch.equal(getattr(got, name), getattr(expected, name))
-        assert getattr(got, name).dtype == getattr(expected, name).dtype
-    for name in ("host", "any_greedy", "any_tempered", "truncated", "max_top_k", "any_number"):
-        assert getattr(got, name) == getattr(expected, name)
-
-
-# Random numbers
 
 
 def splitmix64(state, index):

@@ -56,8 +56,9 @@ class FakeCache:
 
 def check(scheduler: Scheduler) -> None:
     check_pages(scheduler.pool, [row.table for row in scheduler.rows])
-    assert scheduler._reserved == sum(row.reserved for row in scheduler.rows) <= scheduler.pool.num_available
-    assert all(row.reserved >= 0 for row in scheduler.rows)
+    missing = [scheduler.pages_for(row.request.max_cached) - len(row.table) for row in scheduler.rows]
+    assert scheduler._reserved == sum(missing) <= scheduler.pool.num_available
+    assert all(count >= 0 for count in missing)
     assert sum(not row.is_decoding for row in scheduler.rows) <= 1
 
 

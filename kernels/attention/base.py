@@ -17,7 +17,7 @@ arXiv 2402.05099; the merge is FlashAttention's own, Dao et al., arXiv 2205.1413
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,8 +46,7 @@ class AttentionBackend(ABC):
     def packed(self, q: Tensor, k: Tensor, v: Tensor, plan: Any) -> Tensor:
         """Causal attention within each packed sequence, differentiable: q [T, H, D], k and v [T, K, D] -> [T, H, D].
 
-        Raises:
-            ValueError: the planned sequences do not add up to T tokens.
+        ValueError if the planned sequences do not add up to T tokens.
         """
 
     @abstractmethod
@@ -69,14 +68,46 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def pages(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: Any) -> tuple[Tensor, Tensor]:
-        """One query per row against the row's pages.
+        """Each row's query [B, H, D] against its pages of k and v [pages, page_size, K, D] -> out [B, H, D], lse [B, H]."""
 
-        Args:
-            q: [B, H, D]; k_pages, v_pages: [pages, page_size, K, D].
 
-        Returns:
-            out [B, H, D], lse [B, H].
-        """
+class SequenceTable(NamedTuple):
+    """Sequences packed end to end.
+
+    Attributes:
+        starts: int32 [B + 1], start of each sequence, and end of the last one.
+        longest: tokens of the longest sequence.
+        lengths: tokens of each sequence.
+    """
+
+    starts: Tensor
+    longest: int
+    lengths: tuple[int, ...]
+
+
+class PageTable(NamedTuple):
+    """The pages that each row sees. A CUDA graph keeps the two tensors; the next step's values are copied into them.
+
+    Attributes:
+        pages: int32 [B, M], each row's pages in token order; entries beyond its length are not read.
+        lengths: int32 [B], tokens that each row sees.
+    """
+
+    pages: Tensor
+    lengths: Tensor
+
+
+class TableAttention(AttentionBackend):
+    """Base of the backends whose kernels read sequences and pages as int32 tables on the device."""
+
+    graphable = True
+
+    def plan_packed(self, seq_lens: Sequence[int], device: torch.device | str) -> SequenceTable:
+        lengths = torch.tensor([0, *seq_lens], dtype=torch.int32)
+        return SequenceTable(lengths.cumsum(0, dtype=torch.int32).to(device), max(seq_lens), tuple(seq_lens))
+
+    def plan_pages(self, tables: Tensor, lengths: Tensor, page_size: int, device: torch.device | str) -> PageTable:
+        return PageTable(tables.to(device, torch.int32), lengths.to(device, torch.int32))
 
 
 def check_total(planned: int, packed: int) -> None:

@@ -5,16 +5,11 @@ import re
 
 from torch import Tensor
 
-from memrl.kernels.attention.base import check_total
-from memrl.kernels.attention.tables import PageTable, SequenceTable, TableAttention
+from memrl.kernels.attention.base import PageTable, SequenceTable, TableAttention, check_total
 
 
 class FlashAttention(TableAttention):
-    """For fp16 and bf16 on NVIDIA GPUs of compute capability 8.0 and up, heads of at most 256.
-
-    Raises:
-        ImportError: flash-attn is not installed, or was built for another torch.
-    """
+    """For fp16 and bf16 on NVIDIA GPUs of compute capability 8.0 and up, heads of at most 256; ImportError without flash-attn."""
 
     name = "flash"
     preferred_page_size = 256
@@ -23,7 +18,8 @@ class FlashAttention(TableAttention):
     def __init__(self):
         self._flash = importlib.import_module("flash_attn")  # optional, so type checkers may not find it
         # From 2.8.4 on, its decoding kernel checks the lengths on the host, which a CUDA graph cannot capture.
-        self.graphable = _version(self._flash.__version__) < (2, 8, 4)
+        version = tuple(map(int, re.findall(r"\d+", self._flash.__version__)[:3]))
+        self.graphable = version < (2, 8, 4)
 
     def packed(self, q: Tensor, k: Tensor, v: Tensor, plan: SequenceTable) -> Tensor:
         return self._varlen(q, k, v, plan)
@@ -53,7 +49,3 @@ class FlashAttention(TableAttention):
         return self._flash.flash_attn_varlen_func(
             q, k, v, plan.starts, plan.starts, plan.longest, plan.longest, causal=True, **options
         )
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", text)[:3]))

@@ -6,10 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memrl.kernels.attention.base import check_total, merge_parts
-from memrl.kernels.attention.batched import equal_runs
-from memrl.kernels.attention.sdpa import SdpaAttention
-from memrl.kernels.attention.tables import PageTable, SequenceTable, TableAttention
+from memrl.kernels.attention.base import PageTable, SequenceTable, TableAttention, check_total, merge_parts
+from memrl.kernels.attention.batched import SdpaAttention, equal_runs
 
 PROGRAMS = 512  # decoding splits its rows into about this many programs: a few per multiprocessor of a large GPU
 LEAST_SHARE = 256  # minimum tokens of a row per program
@@ -18,10 +16,8 @@ LEAST_SHARE = 256  # minimum tokens of a row per program
 class TritonAttention(TableAttention):
     """For fp32, fp16 and bf16 on NVIDIA GPUs, or on a CPU with TRITON_INTERPRET=1 (a thousand times slower: for tests).
 
-    The kernels have no backward pass: when a gradient is needed, `packed` uses PyTorch's fused attention.
-
-    Raises:
-        ImportError: Triton is not installed.
+    The kernels have no backward pass: when a gradient is needed, `packed` uses PyTorch's fused attention. ImportError without
+    Triton.
     """
 
     name = "triton"

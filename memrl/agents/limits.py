@@ -38,16 +38,8 @@ def longest_turn(
     return question + memory + max(update + section + agent.memory_tokens, answer + agent.answer_tokens)
 
 
-def check_cache(sampler: Sampler, tokenizer: Tokenizer, agent: AgentConfig, **longest: int | None) -> None:
-    """Check that the longest turn fits into the key/value cache, before single documents fail, perhaps after hours.
-
-    Arguments as in `longest_turn`; raises as `check_turn`.
-    """
-    check_turn(sampler, longest_turn(tokenizer, agent, **longest), "agent.chunk_tokens or agent.memory_tokens")
-
-
-def check_turn(sampler: Sampler, tokens: int, lower: str) -> None:
-    """Check that a turn fits into the key/value cache.
+def check_turn(sampler: Sampler, tokens: int, lower: str = "agent.chunk_tokens or agent.memory_tokens") -> None:
+    """Check that a turn fits into the key/value cache, before single documents fail, perhaps after hours.
 
     Args:
         tokens: length of the turn, prompt and response together.

@@ -60,15 +60,14 @@ def cut_middle(ids: list[int], room: int) -> list[int]:
 
 def document_prompt(prompts: Prompts) -> str:
     """The prompt that shows the document: the prompt file's, or the default one if the file has none."""
-    return _fallback() if prompts.document is None else prompts.document
+    return prompts.document or _default_document()
 
 
 @cache
-def _fallback() -> str:
-    text = load_prompts(DEFAULT_PROMPTS).document
-    if text is None:
-        raise ValueError(f"the prompt file {DEFAULT_PROMPTS} lacks the field 'document'")
-    return text
+def _default_document() -> str:
+    document = load_prompts(DEFAULT_PROMPTS).document
+    assert document is not None, "the default prompts have all texts"
+    return document
 
 
 def room_for_document(llm: Session, question: list[int], agent: AgentConfig, window: int) -> int:

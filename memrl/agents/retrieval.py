@@ -73,18 +73,14 @@ async def retrieval_agent(llm: Session, sample: Sample, config: RetrievalConfig)
     if config.window is not None:
         room = min(room, room_for_document(llm, question, config.agent, config.window))
     # One document at a time, so that the sampler can step in between. Otherwise all agents would tokenise and rank their
-    # documents before the first answer is sampled, with the tokens of all documents in memory.
-    async with _lock():
+    # documents before the first answer is sampled, with the tokens of all documents in memory. A lock belongs to one event loop,
+    # and every `llm.run` starts a new one.
+    async with _locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
         document = llm.encode(sample.context) if sample.context.strip() else []
         size = len(document)
         section = document if size <= room else await _select(llm, sample.question, document, room, config)
         del document
     return await answer_at_once(llm, question, section, config.agent, size)
-
-
-def _lock() -> asyncio.Lock:
-    # A lock belongs to one event loop, and every `llm.run` starts a new one.
-    return _locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
 async def _select(llm: Session, question: str, document: list[int], room: int, config: RetrievalConfig) -> list[int]:
@@ -138,9 +134,6 @@ def bm25_scores(passages: Sequence[Sequence[int]], num_words: int) -> np.ndarray
 
     Returns:
         fp32 [number of passages].
-
-    Raises:
-        ValueError: bm25s is not installed.
     """
     import numpy as np
 

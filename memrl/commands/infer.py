@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memrl.agents.limits import check_cache
+from memrl.agents.limits import check_turn, longest_turn
 from memrl.agents.memory import check_question
 from memrl.reading.open_model import ReaderOptions, check_seed, load_settings, open_llm
 from memrl.reading.reader import Reading, chunk_pace, read_documents
@@ -75,7 +75,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "memrl infer") -> i
             longest_question = max(len(check_question(tokenizer.encode(sample.question), agent)) for sample in samples)
             llm = open_llm(options.model, tokenizer, agent, reader)
             sizes, warnings = measure(samples, llm)
-            check_cache(llm.sampler, tokenizer, agent, document_tokens=max(sizes), question_tokens=longest_question)
+            longest = longest_turn(tokenizer, agent, document_tokens=max(sizes), question_tokens=longest_question)
+            check_turn(llm.sampler, longest)
         print(*llm.about, *warnings, sep="\n", file=sys.stderr)
         total = sum(-(-size // agent.chunk_tokens) for size in sizes)
         began = time.monotonic()

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from memrl.kernels.attention import AttentionBackend, pick_attention
+from memrl.kernels.attention import AttentionBackend, SdpaAttention
 
 
 class AttentionContext(Protocol):
@@ -24,20 +24,15 @@ class AttentionContext(Protocol):
 
 
 class PackedContext:
-    """Whole sequences, packed end to end, each attending only to itself; `attention` None uses the device's default."""
+    """Whole sequences, packed end to end, each attending only to itself; `attention` None uses PyTorch's own."""
 
     def __init__(self, seq_lens: Sequence[int], device: torch.device | str = "cpu", attention: AttentionBackend | None = None):
         self.positions = packed_positions(seq_lens, device)
-        self.attention = attention or default_attention(device)
+        self.attention = attention or SdpaAttention()
         self.plan = self.attention.plan_packed(seq_lens, device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.attention.packed(q, k, v, self.plan)
-
-
-def default_attention(device: torch.device | str) -> AttentionBackend:
-    """The backend that runs on every device; `kernels.attention.pick_attention` offers the others."""
-    return pick_attention("sdpa", device, torch.float32)[0]
 
 
 def packed_positions(seq_lens: Sequence[int], device: torch.device | str = "cpu") -> Tensor:

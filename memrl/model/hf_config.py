@@ -15,12 +15,6 @@ from memrl.model.positions import RopeConfig
 from memrl.model.transformer import FAMILIES, TransformerConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_ARCHITECTURES = {
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-}
 _FAMILY_DEFAULTS = {  # transformers' defaults of missing keys, as far as they depend on the family
     "qwen2": {},
     "qwen3": {"head_dim": 128},
@@ -264,8 +258,17 @@ def _number(raw: dict, key: str, default: float = 0.0) -> float:
 
 def config_to_json(config: TransformerConfig, dtype: str) -> dict:
     """The contents of config.json for a model whose weights are stored as dtype ("bfloat16", ...)."""
+    no_window = {"use_sliding_window": False, "sliding_window": None, "max_window_layers": config.num_layers}
+    # Otherwise transformers uses the ids of Llama's vocabulary, and generation stops at id 2.
+    no_ids = {"bos_token_id": None, "eos_token_id": None}
+    by_family = {
+        "qwen2": no_window,
+        "qwen3": no_window | {"attention_bias": config.attention_bias},
+        "llama": no_ids | {"attention_bias": config.attention_bias, "mlp_bias": False},
+        "mistral": no_ids | {"sliding_window": None},
+    }
     raw = {
-        "architectures": [_ARCHITECTURES[config.family]],
+        "architectures": [f"{config.family.capitalize()}ForCausalLM"],
         "model_type": config.family,
         **{theirs: getattr(config, ours) for theirs, ours in _SIZES.items()},
         "num_key_value_heads": config.num_kv_heads,
@@ -276,7 +279,7 @@ def config_to_json(config: TransformerConfig, dtype: str) -> dict:
         "max_position_embeddings": config.max_position_embeddings,
         "attention_dropout": 0.0,
         "use_cache": True,
-        **_family_to_json(config),
+        **by_family[config.family],
         "rope_theta": config.rope.theta,
         "rope_scaling": _rope_to_json(config.rope),
         "torch_dtype": dtype,
@@ -284,18 +287,6 @@ def config_to_json(config: TransformerConfig, dtype: str) -> dict:
     if config.head_size * config.num_heads != config.hidden_size or config.family == "qwen3":
         raw["head_dim"] = config.head_size
     return raw
-
-
-def _family_to_json(config: TransformerConfig) -> dict:
-    no_window = {"use_sliding_window": False, "sliding_window": None, "max_window_layers": config.num_layers}
-    # Otherwise transformers uses the ids of Llama's vocabulary, and generation stops at id 2.
-    no_ids = {"bos_token_id": None, "eos_token_id": None}
-    return {
-        "qwen2": no_window,
-        "qwen3": no_window | {"attention_bias": config.attention_bias},
-        "llama": no_ids | {"attention_bias": config.attention_bias, "mlp_bias": False},
-        "mistral": no_ids | {"sliding_window": None},
-    }[config.family]
 
 
 def _rope_to_json(rope: RopeConfig) -> dict | None:

@@ -65,10 +65,13 @@ def fill_model(
         for tensor in wanted:
             name = EMBEDDING if tied and tensor.name == OUTPUT else tensor.name
             value = reader.read(tensor, model.dtype, device_of(name))
-            if name in state:
-                _check_tie(tensor.file.parent, state[name], value)
-            else:
+            if name not in state:
                 state[name] = value
+            elif not torch.equal(state[name], value):
+                raise CheckpointError(
+                    f"{tensor.file.parent} ties its output layer to the embedding, but stores two different tensors for them; "
+                    "set tie_word_embeddings to false in config.json if the model was trained untied"
+                )
     if tied and EMBEDDING in state:
         state[OUTPUT] = state[EMBEDDING]
     model.load_state_dict(state, assign=True, strict=len(wanted) == len(stored))
@@ -180,11 +183,3 @@ def _locate(folder: Path, model: Transformer) -> dict[str, StoredTensor]:
     if problems := [f"{what} {first_few(names)}" for what, names in faults if names]:
         raise CheckpointError(f"the weights in {folder} do not fit its config.json: {'; '.join(problems)}")
     return stored
-
-
-def _check_tie(folder: Path, first: Tensor, second: Tensor) -> None:
-    if not torch.equal(first, second.to(first.device, first.dtype)):
-        raise CheckpointError(
-            f"{folder} ties its output layer to the embedding, but stores two different tensors for them; "
-            "set tie_word_embeddings to false in config.json if the model was trained untied"
-        )

@@ -25,10 +25,6 @@ from memrl.utils.files import sync_path, write_whole
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager]
 
 
-def _already_whole(parameters: list[nn.Parameter]) -> AbstractContextManager:
-    return nullcontext()
-
-
 class LoraLinear(nn.Module):
     """A linear layer with an adapter, sharing the given layer's parameters. Input [..., in], output [..., out]."""
 
@@ -45,11 +41,7 @@ class LoraLinear(nn.Module):
         start = torch.empty(rank, linear.in_features).uniform_(-bound, bound, generator=generator)
         self.lora_A = nn.Parameter(start.to(self.weight.device, self.weight.dtype))
         self.lora_B = nn.Parameter(self.weight.new_zeros(linear.out_features, rank))
-        self.rank, self.alpha, self.enabled = rank, alpha, True
-
-    @property
-    def scale(self) -> float:
-        return self.alpha / self.rank
+        self.rank, self.alpha, self.scale, self.enabled = rank, alpha, alpha / rank, True
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.linear(x, self.weight, self.bias)
@@ -67,15 +59,8 @@ def add_adapters(model: Transformer, rank: int, alpha: float, seed: int) -> None
     """Add an adapter to every linear layer of attention and feed-forward, in place, and freeze all other weights.
 
     The embedding and the output layer get none. The model's weights may be partitioned (ZeRO-3); the adapters are created whole
-    and equal on every rank, until DeepSpeed partitions them.
-
-    Args:
-        rank: rows of A and columns of B.
-        alpha: the adapters' output is multiplied by alpha / rank.
-        seed: determines A, together with the model's shape.
-
-    Raises:
-        ValueError: the model has adapters already.
+    and equal on every rank, until DeepSpeed partitions them. The seed and the model's shape determine A. ValueError if the model
+    has adapters already.
     """
     if _adapted(model):
         raise ValueError("the model has adapters already; merge them first, or load the model again")
@@ -104,16 +89,13 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
             layer.enabled = True
 
 
-def merged_weights(model: nn.Module, gathered: Gather = _already_whole) -> Iterator[tuple[str, Tensor]]:
+def merged_weights(model: nn.Module, gathered: Gather = nullcontext) -> Iterator[tuple[str, Tensor]]:
     """Every weight with adapters merged, one at a time, under its name without adapters; tied weights are yielded once.
 
     In bf16 a merged weight is rounded to bf16, so the merged model differs from the adapted one by that rounding.
 
-    Args:
-        gathered: gathers parameters that are partitioned over ranks. All ranks have to iterate together.
-
-    Yields:
-        (name, tensor); the tensor is valid until the next iteration.
+    If `gathered` gathers parameters that are partitioned over ranks, all ranks have to iterate together. Each tensor is valid
+    until the next iteration.
     """
     layers = {id(module.weight): module for _, module in _adapted(model)}
     adapters = {id(parameter) for module in layers.values() for parameter in (module.lora_A, module.lora_B)}
@@ -121,24 +103,16 @@ def merged_weights(model: nn.Module, gathered: Gather = _already_whole) -> Itera
         if id(parameter) in adapters:
             continue
         layer = layers.get(id(parameter))
-        if layer is None:
-            with gathered([parameter]):
-                yield name, parameter.detach()
-        else:
-            with gathered([parameter, layer.lora_A, layer.lora_B]):
-                yield name, layer.merged_weight()
+        with gathered([parameter, *([layer.lora_A, layer.lora_B] if layer else [])]):
+            yield name, layer.merged_weight() if layer else parameter.detach()
 
 
-def save_adapter(model: nn.Module, folder: Path | None, gathered: Gather = _already_whole, base: str | None = None) -> None:
-    """Write only the adapters, in the format of peft's `PeftModel.from_pretrained`.
+def save_adapter(model: nn.Module, folder: Path | None, gathered: Gather = nullcontext, base: str | None = None) -> None:
+    """Write only the adapters, in the format of peft's `PeftModel.from_pretrained`; ValueError if the model has none.
 
     Args:
         folder: gets adapter_model.safetensors and adapter_config.json; None on ranks that only take part in gathering.
-        gathered: as for `merged_weights`.
         base: path or name of the base model, recorded in adapter_config.json.
-
-    Raises:
-        ValueError: the model has no adapters.
     """
     layers = _adapted(model)
     if not layers:
@@ -157,21 +131,12 @@ def save_adapter(model: nn.Module, folder: Path | None, gathered: Gather = _alre
     save_file(tensors, temporary, metadata={"format": "pt"})
     sync_path(temporary)
     os.replace(temporary, target)
-    write_whole(folder / "adapter_config.json", json.dumps(_peft_config(layers, base), indent=2) + "\n")
-
-
-def _adapted(model: nn.Module) -> list[tuple[str, LoraLinear]]:
-    return [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLinear)]
-
-
-def _peft_config(layers: list[tuple[str, LoraLinear]], base: str | None) -> dict:
-    layer = layers[0][1]
-    return {
+    config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
-        "r": layer.rank,
-        "lora_alpha": layer.alpha,
+        "r": layers[0][1].rank,
+        "lora_alpha": layers[0][1].alpha,
         "lora_dropout": 0.0,
         "target_modules": sorted({name.rpartition(".")[2] for name, _ in layers}),
         "bias": "none",
@@ -179,3 +144,8 @@ def _peft_config(layers: list[tuple[str, LoraLinear]], base: str | None) -> dict
         "use_rslora": False,
         "inference_mode": True,
     }
+    write_whole(folder / "adapter_config.json", json.dumps(config, indent=2) + "\n")
+
+
+def _adapted(model: nn.Module) -> list[tuple[str, LoraLinear]]:
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLinear)]

@@ -1,21 +1,26 @@
-"""Pack the weights of a model that only generates, for faster matrix products on the CPU."""
+"""Pack the weights of a model that only generates into the blocked layout of oneDNN's bf16 matrix products, on the CPU.
 
+A plain weight is converted to that layout in every call. With few rows, where the time goes into reading the weight, that costs
+up to half the speed. The results are bitwise the same.
+"""
+
+import torch
 from torch import Tensor, nn
 
-from memrl.kernels.packed_linear import can_pack, pack_weight, packed_linear
+from memrl.kernels.logprob import multiplies_bf16
 from memrl.model.transformer import OutputLayer, Transformer
 
 
 class PackedLinear(nn.Module):
-    """A linear layer with a packed weight; see `kernels/packed_linear.py`."""
+    """A linear layer with a packed weight [out, in]: [T, in] -> [T, out], without gradient."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
         self.bias = linear.bias
-        self.packed = pack_weight(linear.weight)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 16)  # an opaque tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        return packed_linear(x, self.packed, self.bias)
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
 
 class PackedOutput(PackedLinear):
@@ -25,6 +30,11 @@ class PackedOutput(PackedLinear):
         if targets is not None:
             raise RuntimeError("packed weights give logits only; load the model without packing for log-probabilities")
         return super().forward(x).float()
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether this is a bf16 weight on a CPU whose oneDNN multiplies bf16."""
+    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and multiplies_bf16(weight.device)
 
 
 def pack_weights(model: Transformer) -> bool:

@@ -6,7 +6,7 @@
                                                 (Peng et al., arXiv 2309.00071)
     llama3    between the two, by wavelength    Llama 3.1 (Grattafiori et al., arXiv 2407.21783, and Meta's release)
 
-At position p, pair i of every head is rotated by the angle p * w_i; `kernels/rope.py` applies the rotation.
+At position p, pair i of every head is rotated by the angle p * w_i; `kernels/elementwise.py` applies the rotation.
 """
 
 import math
@@ -87,7 +87,9 @@ def rope_inverse_frequencies(rope: RopeConfig, head_size: int) -> Tensor:
     if rope.kind == "linear":
         return unscaled / rope.factor
     if rope.kind == "llama3":
-        kept = _llama3_kept(rope, unscaled)
+        # The weight of each pair's own frequency, linear in its rotations over the original length.
+        turns = rope.original_max_position_embeddings / (2 * math.pi / unscaled)
+        kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
         return (1 - kept) * unscaled / rope.factor + kept * unscaled
     kept = _yarn_kept(rope, head_size)
     return unscaled * kept + 1.0 / (rope.factor * wavelengths) * (1 - kept)
@@ -113,12 +115,6 @@ def _yarn_kept(rope: RopeConfig, head_size: int) -> Tensor:
         high += 0.001  # a step instead of a division by zero
     pair = torch.arange(head_size // 2, device="cpu").float()
     return 1 - ((pair - low) / (high - low)).clamp(0, 1)
-
-
-def _llama3_kept(rope: RopeConfig, frequencies: Tensor) -> Tensor:
-    """The weight of each pair's own frequency, linear in its rotations over the original length: fp32 [D/2]."""
-    turns = rope.original_max_position_embeddings / (2 * math.pi / frequencies)
-    return ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
 
 
 def rope_angles(inverse_frequencies: Tensor, positions: Tensor, rope: RopeConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -22,21 +23,9 @@ EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def save_model(
-    model: Transformer,
-    path: str | Path,
-    tokenizer=None,
-    max_shard_bytes: int = SHARD_BYTES,
-    finish: Callable[[Path], None] | None = None,
-) -> None:
-    """Write a folder that `load_model` and transformers can load, in the model's own dtype.
-
-    Args:
-        tokenizer: a Hugging Face tokenizer or memrl's, saved with its stop ids; None saves no tokenizer.
-
-    The other arguments, guarantees and errors are those of `save_state`.
-    """
-    save_state(model.state_dict().items(), model.config, str(model.dtype), path, tokenizer, max_shard_bytes, finish)
+def save_model(model: Transformer, path: str | Path, tokenizer=None, **options: Any) -> None:
+    """Write a folder that `load_model` and transformers can load, in the model's own dtype; the rest as in `save_state`."""
+    save_state(model.state_dict().items(), model.config, str(model.dtype), path, tokenizer, **options)
 
 
 def save_state(
@@ -58,6 +47,7 @@ def save_state(
         tensors: (name, tensor) pairs of all parameters, in any order. Each is copied before the next iteration. The output layer
             of a tied model is skipped.
         dtype: dtype of the stored weights, "float32", "bfloat16" or "float16".
+        tokenizer: a Hugging Face tokenizer or memrl's, saved with its stop ids; None saves no tokenizer.
         max_shard_bytes: size limit of one file; larger models become several files and an index.
         finish: called with the temporary folder before the rename, to write further files into it.
 
@@ -150,19 +140,15 @@ def _write_tokenizer(tokenizer, folder: Path) -> dict:
     """Write the tokenizer's files and generation_config.json; returns the special ids for config.json."""
     hf = getattr(tokenizer, "hf", tokenizer)
     hf.save_pretrained(folder)
-    _name_generic_class(folder / "tokenizer_config.json")
+    # transformers 4 knows only its own name of the generic tokenizer class; version 5 knows both names.
+    config = read_json(folder / "tokenizer_config.json")
+    if config.get("tokenizer_class") == "TokenizersBackend":
+        _write_json(folder / "tokenizer_config.json", config | {"tokenizer_class": "PreTrainedTokenizerFast"})
     ids = {"bos_token_id": hf.bos_token_id, "eos_token_id": hf.eos_token_id, "pad_token_id": hf.pad_token_id}
     ids = {name: value for name, value in ids.items() if value is not None}
     stop_ids = list(getattr(tokenizer, "stop_ids", ()))
     _write_json(folder / "generation_config.json", ids | ({"eos_token_id": stop_ids} if stop_ids else {}))
     return ids
-
-
-def _name_generic_class(file: Path) -> None:
-    """Write transformers 4's name of the generic tokenizer class: version 5 knows both names, version 4 only its own."""
-    config = read_json(file)
-    if config.get("tokenizer_class") == "TokenizersBackend":
-        _write_json(file, config | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def _write_json(file: Path, content: dict) -> None:

@@ -22,10 +22,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from memrl.kernels.elementwise import apply_rope, rms_norm, swiglu
 from memrl.kernels.logprob import token_logprobs
-from memrl.kernels.rms_norm import rms_norm
-from memrl.kernels.rope import apply_rope
-from memrl.kernels.swiglu import swiglu
 from memrl.model.attention_context import AttentionContext
 from memrl.model.positions import RopeConfig, rope_angles, rope_inverse_frequencies
 

@@ -125,7 +125,7 @@ def model_settings(options: ReaderOptions) -> dict[str, str | float]:
 def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", options: ReaderOptions) -> "LocalLLM":
     """Load the weights and build the sampler.
 
-    Whether its cache is large enough depends on the documents: see `memrl.agents.limits.check_cache`.
+    Whether its cache is large enough depends on the documents: see `memrl.agents.limits.check_turn`.
 
     Returns:
         The llm; its `about` lists what was loaded, in how many seconds, and the attention backend.

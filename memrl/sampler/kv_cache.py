@@ -75,13 +75,10 @@ class StepContext:
     """
 
     def __init__(self, cache: KVCache, attention: AttentionBackend, step: Step, decode_runs: RunPlan | None = None):
-        """
-        Args:
-            decode_runs: runs of the decoding rows, from `plan_decode_runs`; valid as long as the same rows decode.
-        """
+        """`decode_runs` come from `plan_decode_runs`; they are valid as long as the same rows decode."""
         self.cache, self.attention = cache, attention
         size = cache.page_size
-        prefixes = [cached_pages(chunk, size) for chunk in step.chunks]
+        prefixes = [chunk.row.table[: -(-chunk.start // size)] for chunk in step.chunks]  # the pages with earlier tokens
         by_prefix = find_runs(prefixes, [chunk.start // size for chunk in step.chunks], size, 1)
         self.chunks = [step.chunks[i] for i in by_prefix.order]
         decode_runs = decode_runs or plan_decode_runs(step.decoding, size)
@@ -170,11 +167,6 @@ class StepPlans:
 def plan_decode_runs(rows: Sequence[Row], page_size: int) -> RunPlan:
     """Runs of the decoding rows' shared pages, never with a row's last page, which it writes to."""
     return find_runs([row.table for row in rows], [(row.length - 1) // page_size for row in rows], page_size, MIN_SAVED_TOKENS)
-
-
-def cached_pages(chunk: Chunk, page_size: int) -> list[int]:
-    """The pages with the row's tokens before a chunk."""
-    return chunk.row.table[: -(-chunk.start // page_size)]
 
 
 def _own_prefixes(plan: RunPlan, chunks: Sequence[Chunk], prefixes: Sequence[list[int]], page_size: int) -> list[Run]:

@@ -11,6 +11,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 ROOT = 0  # id of the empty prefix
 
@@ -23,18 +24,14 @@ class Match:
 
     Attributes:
         pages: full pages to share.
-        prefix_id: id of the prefix that ends with the last of them.
-        tail_key, tail_page: a partly filled page with the rest of the prompt except its last token. It has to be copied, because
-            its owner continues to write after that part. None if there is none.
+        prefix_ids: ids of the prefixes that consist of the first 0, 1, 2, ... of them.
+        tail_page: a page that starts with the rest of the prompt except its last token. It has to be copied, because its owner
+            continues to write after that part. None if there is none.
     """
 
     pages: list[int]
-    prefix_id: int
-    tail_key: Key | None = None
+    prefix_ids: list[int]
     tail_page: int | None = None
-
-    def num_tokens(self, page_size: int) -> int:
-        return len(self.pages) * page_size + (len(self.tail_key[1]) if self.tail_key else 0)
 
 
 class PagePool:
@@ -45,10 +42,9 @@ class PagePool:
         self._ref_counts = [0] * num_pages
         self._free = list(range(num_pages))  # a heap: low numbers first, so that pages in use stay close together
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
-        self._index: dict[Key, tuple[int, int]] = {}  # full pages: key -> (page, id of the prefix that ends with it)
-        self._tails: dict[Key, int] = {}  # partly filled pages
+        self._index: dict[Key, tuple[int, int]] = {}  # key -> (page, id of the prefix that ends with the key's tokens)
         self._keys: dict[int, list[Key]] = {}  # all keys that lead to a page
-        self._next_prefix_id = ROOT + 1
+        self._new_prefix_ids = count(ROOT + 1)
         self._peak_in_use = 0
 
     @property
@@ -68,18 +64,18 @@ class PagePool:
         """The cached prefix of a prompt, always without the last token, whose logits still have to be computed."""
         size, last = self.page_size, len(ids) - 1
         pages: list[int] = []
-        prefix_id, start = ROOT, 0
-        while start + size <= last:
-            found = self._index.get((prefix_id, tuple(ids[start : start + size])))
+        prefix_ids = [ROOT]
+        for start in range(0, last, size):
+            end = min(start + size, last)
+            found = self._index.get((prefix_ids[-1], tuple(ids[start:end])))
             if found is None:
-                return Match(pages, prefix_id)
-            pages.append(found[0])
-            prefix_id, start = found[1], start + size
-        if start < last:
-            key = (prefix_id, tuple(ids[start:last]))
-            if key in self._tails:
-                return Match(pages, prefix_id, key, self._tails[key])
-        return Match(pages, prefix_id)
+                break
+            page, prefix_id = found
+            if end - start < size:
+                return Match(pages, prefix_ids, page)
+            pages.append(page)
+            prefix_ids.append(prefix_id)
+        return Match(pages, prefix_ids)
 
     def allocate(self) -> int:
         """A page held once, with arbitrary content; evicts the oldest cached page if none is free."""
@@ -114,29 +110,20 @@ class PagePool:
             self._evict_oldest()
 
     def register(self, prefix_id: int, ids: tuple[int, ...], page: int) -> int:
-        """Index a full page after the prefix `prefix_id`; returns the id of the prefix extended by the page."""
-        key = (prefix_id, ids)
-        known = self._index.get(key)
-        if known is not None:
-            return known[1]
-        self._index[key] = (page, self._next_prefix_id)
-        self._keys.setdefault(page, []).append(key)
-        self._next_prefix_id += 1
-        return self._next_prefix_id - 1
+        """Index a page that starts with `ids`, after the prefix `prefix_id`, unless an equal one is indexed already.
 
-    def register_tail(self, prefix_id: int, ids: tuple[int, ...], page: int) -> Key | None:
-        """Index a page that starts with `ids`, fewer than a page's; None if such a page is indexed already."""
+        Returns:
+            The id of the prefix extended by `ids`.
+        """
         key = (prefix_id, ids)
-        if key in self._tails:
-            return None
-        self._tails[key] = page
-        self._keys.setdefault(page, []).append(key)
-        return key
+        if key not in self._index:
+            self._index[key] = (page, next(self._new_prefix_ids))
+            self._keys.setdefault(page, []).append(key)
+        return self._index[key][1]
 
     def forget_all(self) -> None:
         """Clear the index: the weights have changed, or the pages' content was not computed."""
         self._index.clear()
-        self._tails.clear()
         self._keys.clear()
         for page in self._cached:
             heapq.heappush(self._free, page)
@@ -149,8 +136,5 @@ class PagePool:
     def _evict_oldest(self) -> None:
         page, _ = self._cached.popitem(last=False)
         for key in self._keys.pop(page):
-            if self._index.get(key, (None,))[0] == page:
-                del self._index[key]
-            if self._tails.get(key) == page:
-                del self._tails[key]
+            del self._index[key]
         heapq.heappush(self._free, page)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from memrl.kernels.attention import AttentionBackend
-from memrl.model.attention_context import default_attention
+from memrl.kernels.attention import AttentionBackend, SdpaAttention
 from memrl.model.transformer import Transformer, TransformerConfig
 from memrl.sampler.cuda_graphs import DecodeGraphs
 from memrl.sampler.kv_cache import KVCache, StepContext, plan_decode_runs
@@ -74,7 +73,7 @@ class Sampler:
         """
         if max_step_tokens is None:
             max_step_tokens = step_tokens(model.config, model.dtype, model.device)
-        self.attention = attention or default_attention(model.device)
+        self.attention = attention or SdpaAttention()
         size = page_size or self.attention.preferred_page_size
         if max_rows < 1 or max_step_tokens < 1 or size < 1:
             raise ValueError(
@@ -207,9 +206,7 @@ class Sampler:
 
     def _params_of(self, rows: list[Row]) -> RowParams:
         if self._row_params is None or self._row_params[0] != rows:
-            params = [row.request.params for row in rows]
-            lens = [len(row.request.prompt_ids) for row in rows]
-            self._row_params = (list(rows), RowParams.of(params, lens, self.model.device))
+            self._row_params = (list(rows), RowParams.of([row.request.params for row in rows], self.model.device))
         return self._row_params[1]
 
     def _detect_new_weights(self) -> None:

@@ -6,7 +6,6 @@ row does not depend on the other rows of its batch, on scheduling, or on earlier
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -81,76 +80,48 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RowParams:
-    """The sampling parameters of a batch: on the device for arithmetic, on the host for branches.
+    """The sampling parameters of a batch: on the device for arithmetic, and facts on the host for branches.
 
     Attributes:
-        host: the rows' SamplingParams.
         temperature, top_p, min_p: fp32 [B].
-        top_k, seed, prompt_len: int64 [B].
+        top_k, seed: int64 [B].
+        any_greedy, any_tempered: whether a temperature is 0, or neither 0 nor 1.
+        truncated: whether any row is sampled from a truncated distribution.
+        max_top_k: the largest top_k of the truncated rows; 0 without any.
+        any_number: whether a row's filters may keep any number of tokens (top_p or min_p without top_k).
     """
 
-    host: tuple[SamplingParams, ...]
     temperature: Tensor
     top_p: Tensor
     top_k: Tensor
     min_p: Tensor
     seed: Tensor
-    prompt_len: Tensor
+    any_greedy: bool
+    any_tempered: bool
+    truncated: bool
+    max_top_k: int
+    any_number: bool
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams], prompt_lens: Sequence[int], device: torch.device | str) -> "RowParams":
+    def of(cls, params: Sequence[SamplingParams], device: torch.device | str) -> "RowParams":
         def column(values, dtype):
             return torch.tensor(values, dtype=dtype, device=device)
 
+        truncated = [p for p in params if p.truncated and p.temperature > 0]
         # A positive temperature must stay positive and finite in fp32; clamping gives the same distribution.
         temperatures = [p.temperature and min(max(p.temperature, _FP32.tiny), _FP32.max) for p in params]
         return cls(
-            tuple(params),
-            column(temperatures, torch.float32),
-            column([p.top_p for p in params], torch.float32),
-            column([p.top_k for p in params], torch.int64),
-            column([p.min_p for p in params], torch.float32),
-            column([p.seed for p in params], torch.int64),
-            column(list(prompt_lens), torch.int64),
+            temperature=column(temperatures, torch.float32),
+            top_p=column([p.top_p for p in params], torch.float32),
+            top_k=column([p.top_k for p in params], torch.int64),
+            min_p=column([p.min_p for p in params], torch.float32),
+            seed=column([p.seed for p in params], torch.int64),
+            any_greedy=any(p.temperature == 0 for p in params),
+            any_tempered=any(p.temperature not in (0, 1) for p in params),
+            truncated=bool(truncated),
+            max_top_k=max((p.top_k for p in truncated), default=0),
+            any_number=any(p.top_k == 0 for p in truncated),
         )
-
-    def select(self, index: slice | Sequence[int] | Tensor) -> "RowParams":
-        """The rows at `index`, a slice or int64 indices (better on the CPU: the host has to read them)."""
-        if isinstance(index, slice):
-            host = self.host[index]
-        else:
-            indices = index.tolist() if isinstance(index, Tensor) else list(index)
-            host = tuple(self.host[i] for i in indices)
-            index = torch.tensor(indices, dtype=torch.int64, device=self.temperature.device)
-        columns = (self.temperature, self.top_p, self.top_k, self.min_p, self.seed, self.prompt_len)
-        return RowParams(host, *(values[index] for values in columns))
-
-    @cached_property
-    def any_greedy(self) -> bool:
-        return any(p.temperature == 0 for p in self.host)
-
-    @cached_property
-    def any_tempered(self) -> bool:
-        return any(p.temperature not in (0, 1) for p in self.host)
-
-    @cached_property
-    def truncated(self) -> bool:
-        """Whether any row is sampled from a truncated distribution."""
-        return bool(self._truncated)
-
-    @cached_property
-    def max_top_k(self) -> int:
-        """The largest top_k of the truncated rows; 0 without any."""
-        return max((p.top_k for p in self._truncated), default=0)
-
-    @cached_property
-    def any_number(self) -> bool:
-        """Whether a row's filters may keep any number of tokens (top_p or min_p without top_k)."""
-        return any(p.top_k == 0 for p in self._truncated)
-
-    @cached_property
-    def _truncated(self) -> list[SamplingParams]:
-        return [p for p in self.host if p.truncated and p.temperature > 0]
 
 
 class Sampled(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from memrl.sampler.pages import ROOT, Key, Match, PagePool
+from memrl.sampler.pages import ROOT, Match, PagePool
 from memrl.sampler.sampling import SamplingParams
 from memrl.sampler.stop_strings import StopStrings
 
@@ -61,18 +61,13 @@ class Row:
     Attributes:
         table: its pages, in token order.
         length: number of tokens in the cache, including the step that is being planned.
-        reserved: number of pages that it may still allocate.
-        prefix_id, previous_prefix_id: ids of the prefixes that end with the last and the second to last of its `num_registered`
-            full pages in the pool's index.
+        prefix_ids: ids in the pool's index of the prefixes that consist of its first 0, 1, 2, ... full pages.
     """
 
     request: Request
     table: list[int]
     length: int
-    reserved: int
-    prefix_id: int
-    num_registered: int
-    previous_prefix_id: int = ROOT
+    prefix_ids: list[int]
 
     @property
     def is_decoding(self) -> bool:
@@ -120,17 +115,12 @@ class Scheduler:
     """The queue of requests and the rows that hold pages."""
 
     def __init__(self, pool: PagePool, max_rows: int, max_tokens: int, share_prefixes: bool = True):
-        """
-        Args:
-            max_rows: most rows that hold pages at the same time.
-            max_tokens: token budget of a step; decoding rows are never held back by it.
-            share_prefixes: reuse cached prefixes.
-        """
+        """At most `max_rows` rows hold pages at a time; the token budget of a step never holds decoding rows back."""
         self.pool, self.max_rows, self.max_tokens, self.share_prefixes = pool, max_rows, max_tokens, share_prefixes
         self.waiting: deque[Request] = deque()
         self.rows: list[Row] = []  # in order of admission; only the last one can have prompt tokens left
-        self._reserved = 0
-        self._new_tails: set[Key] = set()  # tails computed by the step being planned; they can be copied in the next step
+        self._reserved = 0  # pages that the rows may still allocate
+        self._new_tails: set[int] = set()  # last pages of prompts that the step being planned completes; to copy in the next step
 
     @property
     def has_work(self) -> bool:
@@ -172,7 +162,7 @@ class Scheduler:
         for row in self.rows:
             if id(row) in finished:
                 self.pool.release(row.table)
-                self._reserved -= row.reserved
+                self._reserved -= self._missing(row.request, row.table)
         self.rows = [row for row in self.rows if id(row) not in finished]
 
     def abort(self) -> None:
@@ -189,12 +179,12 @@ class Scheduler:
         skipped: list[Request] = []
         while self.waiting and budget > 0 and len(self.rows) < self.max_rows:
             request = self.waiting.popleft()
-            match = self.pool.match(request.prompt_ids) if self.share_prefixes else Match([], ROOT)
-            if match.tail_key in self._new_tails:
+            match = self.pool.match(request.prompt_ids) if self.share_prefixes else Match([], [ROOT])
+            if match.tail_page in self._new_tails:
                 skipped.append(request)  # this step computes an equal prompt: wait one step to copy all but the last token
                 continue
             if match.tail_page is not None and not self._fits(request, match):
-                match = Match(match.pages, match.prefix_id)  # without the copy: both pages together do not fit
+                match = Match(match.pages, match.prefix_ids)  # without the copy: both pages together do not fit
             if not self._fits(request, match):
                 self.waiting.appendleft(request)
                 break
@@ -205,20 +195,20 @@ class Scheduler:
         """Whether all pages that the request can ever need, besides the shared ones, are available."""
         shared = [*match.pages, *([] if match.tail_page is None else [match.tail_page])]
         num_cached = sum(map(self.pool.is_cached, shared))
-        return self._needed(request, match) <= self.pool.num_available - self._reserved - num_cached
+        return self._missing(request, match.pages) <= self.pool.num_available - self._reserved - num_cached
 
-    def _needed(self, request: Request, match: Match) -> int:
-        return self.pages_for(request.max_cached) - len(match.pages)
+    def _missing(self, request: Request, pages: list[int]) -> int:
+        """How many pages a request may need besides those that it has."""
+        return self.pages_for(request.max_cached) - len(pages)
 
     def _start(self, request: Request, match: Match, budget: int, step: Step) -> int:
         """Admit a request and plan its first tokens; returns how much of the token budget they use."""
-        needed = self._needed(request, match)
         self.pool.share(match.pages)
-        self._reserved += needed
-        length = match.num_tokens(self.pool.page_size)
-        row = Row(request, list(match.pages), length, needed, match.prefix_id, len(match.pages))
+        self._reserved += self._missing(request, match.pages)
+        row = Row(request, match.pages, len(match.pages) * self.pool.page_size, match.prefix_ids)
         self.rows.append(row)
         if match.tail_page is not None:
+            row.length = len(request.prompt_ids) - 1
             self.pool.share([match.tail_page])  # it must not be evicted before it is copied
             self._allocate(row, step)
             self.pool.release([match.tail_page])
@@ -241,10 +231,8 @@ class Scheduler:
             num_full = (end - 1) // self.pool.page_size
             tail = tuple(prompt_ids[num_full * self.pool.page_size : end - 1])
             if tail:
-                prefix_id = row.prefix_id if num_full == row.num_registered else row.previous_prefix_id
-                key = self.pool.register_tail(prefix_id, tail, row.table[num_full])
-                if key is not None:
-                    self._new_tails.add(key)
+                self.pool.register(row.prefix_ids[num_full], tail, row.table[num_full])
+                self._new_tails.add(row.table[num_full])
         return end - start
 
     def _extend(self, row: Row, length: int, step: Step) -> None:
@@ -253,14 +241,12 @@ class Scheduler:
             self._allocate(row, step)
         row.length = length
         size = self.pool.page_size
-        while self.share_prefixes and (row.num_registered + 1) * size <= length:
-            first = row.num_registered * size
-            row.previous_prefix_id = row.prefix_id
-            row.prefix_id = self.pool.register(row.prefix_id, tuple(row.ids(first, first + size)), row.table[row.num_registered])
-            row.num_registered += 1
+        while self.share_prefixes and len(row.prefix_ids) * size <= length:
+            index = len(row.prefix_ids) - 1
+            ids = tuple(row.ids(index * size, (index + 1) * size))
+            row.prefix_ids.append(self.pool.register(row.prefix_ids[-1], ids, row.table[index]))
 
     def _allocate(self, row: Row, step: Step) -> None:
         row.table.append(self.pool.allocate())
         step.new_pages.append(row.table[-1])
-        row.reserved -= 1
         self._reserved -= 1

@@ -14,11 +14,7 @@ class StopStrings:
     """
 
     def __init__(self, tokenizer, stops: Sequence[str]):
-        """
-        Args:
-            tokenizer: any object with `decode(ids) -> str`.
-            stops: strings of at least one character; without any, `push` is always False.
-        """
+        """`tokenizer`: any object with `decode(ids) -> str`; `stops`: strings of at least one character."""
         self.tokenizer, self.stops = tokenizer, tuple(stops)
         self.found = False
         # A window can start inside a character, and decoders may strip a leading space.

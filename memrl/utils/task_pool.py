@@ -2,38 +2,29 @@
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class TaskPool(Generic[T]):
-    """Coroutines of which at most `limit` run at a time.
+    """Runs coroutines, at most `limit` at a time; they are consumed as tasks finish, so a generator can create them lazily.
 
     Attributes:
         running: tasks that have been started and not yet collected.
     """
 
     def __init__(self, coroutines: Iterable[Coroutine[Any, Any, T]], limit: int):
-        """
-        Args:
-            coroutines: consumed one by one as tasks finish, so a generator can create them lazily.
-            limit: most tasks running at a time.
-        """
         self._coroutines, self._source, self._limit = coroutines, iter(coroutines), limit
         self._tasks: list[asyncio.Task[T]] = []
-        self._is_exhausted = False
         self.running: set[asyncio.Task[T]] = set()
 
     def start(self) -> bool:
         """Start coroutines up to the limit; returns False once all have finished."""
-        while not self._is_exhausted and len(self.running) < self._limit:
-            coroutine = next(self._source, None)
-            if coroutine is None:
-                self._is_exhausted = True
-            else:
-                self._tasks.append(asyncio.ensure_future(coroutine))
-                self.running.add(self._tasks[-1])
+        for coroutine in islice(self._source, self._limit - len(self.running)):
+            self._tasks.append(asyncio.ensure_future(coroutine))
+            self.running.add(self._tasks[-1])
         return bool(self.running)
 
     def collect(self) -> None:
