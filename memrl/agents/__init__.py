@@ -1,7 +1,24 @@
 """Agents: async functions that read a sample through a `Session` and return a trajectory."""
 
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
 from memrl.agents.memory import AgentConfig, memory_agent
 from memrl.agents.one_shot import OneShotConfig, one_shot_agent
 from memrl.agents.retrieval import RetrievalConfig, retrieval_agent
 
-__all__ = ["AgentConfig", "OneShotConfig", "RetrievalConfig", "memory_agent", "one_shot_agent", "retrieval_agent"]
+if TYPE_CHECKING:
+    from memrl.llm import Session
+    from memrl.types import Sample, Trajectory
+
+__all__ = ["Agent", "AgentConfig", "OneShotConfig", "RetrievalConfig", "memory_agent", "one_shot_agent", "retrieval_agent"]
+
+Config = TypeVar("Config", contravariant=True)
+
+
+class Agent(Protocol[Config]):
+    """The signature of an agent: `async def agent(llm, sample, config) -> Trajectory`."""
+
+    def __call__(self, llm: Session, sample: Sample, config: Config) -> Coroutine[Any, Any, Trajectory]: ...
