@@ -212,8 +212,9 @@ def _explain(error: ErrorDetails) -> str:
     name = ": ".join(part for part in error["loc"] if isinstance(part, str))
     if error["type"] == "missing":
         return f"{name}: is missing; a sample needs {REQUIRED}"
-    problem = error.get("ctx", {}).get("error")
-    if isinstance(problem, UnicodeEncodeError):
+    try:
+        str(error["input"]).encode()
+    except UnicodeEncodeError as problem:
         return f"{name}: character {problem.start} is half a surrogate pair, which no text can hold; remove it"
     return f"{name}: got {describe(error['input'])}; allowed is {Row.model_fields[str(error['loc'][0])].description}"
 

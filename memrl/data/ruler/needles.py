@@ -18,7 +18,6 @@ from memrl.data.ruler.task import Plan, Rng, SyntheticTask, listed
 from memrl.data.ruler.words import NUM_WORDS, word
 from memrl.tokenizer import Tokenizer
 
-ANSWER_TOKENS = 128
 _SMALLEST = 200  # characters of a window
 
 
@@ -64,6 +63,8 @@ class NiahTask(SyntheticTask):
         ValueError: the task needs `essays`, a path, and there is no text.
     """
 
+    answer_tokens = 128
+
     def __init__(self, name: str, tokenizer: Tokenizer, essays: str | None):
         self.kind = KINDS[name]
         self.haystack: Haystack | None = None
@@ -73,7 +74,7 @@ class NiahTask(SyntheticTask):
             if not essays:
                 raise ValueError(f"{name} hides its needles in a text of yours; give --essays FOLDER, a folder of .txt files")
             self.haystack = read_essays(essays)
-        super().__init__(name, tokenizer, ANSWER_TOKENS, self.haystack.version if self.haystack else "needles")
+        super().__init__(name, tokenizer, self.haystack.version if self.haystack else "needles")
 
     def plan(self, length: int, rng: Rng) -> Plan:
         kind = self.kind
