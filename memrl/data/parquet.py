@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from memrl.data.columns import JSON_COLUMN
@@ -121,7 +120,8 @@ class ParquetSamples(Samples):
             raise ValueError(f"{file.path}: rows {first} to {first + len(batch) - 1}: {_line(error)}") from None
         if "context" in batch.schema.names:  # validated as a text
             place = batch.schema.get_field_index("context")
-            batch = batch.set_column(place, "context", pc.if_else(batch.column(place).is_valid(), "", None))
+            texts = ["" if is_given else None for is_given in batch.column(place).is_valid().to_pylist()]
+            batch = batch.set_column(place, "context", pa.array(texts, pa.string()))
         ids = []
         for number, fields in enumerate(batch.to_pylist(), start=first):
             try:
