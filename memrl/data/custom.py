@@ -3,17 +3,7 @@
     {"id": "q1", "question": "Who built it?", "context": "The tower ...", "answers": ["Eiffel", "G. Eiffel"]}
     {"question": "When?", "file": "texts/tower.txt", "answers": "1889", "source": "my notes"}
 
-    question   text, not blank
-    context    the document, text; may be empty            } one of the two
-    file       path of a UTF-8 text file that holds it,    }
-               relative to the folder of the JSON lines file
-    answers    a list of texts, or one text; none of them blank
-    match      optional: "any" (the default), each answer alone is right, or "all", every answer has to be named
-    id         optional: text or a whole number, unique in the file; by default "<file name>:<line>"
-    depths     optional metadata: numbers from 0 to 1, where each piece of evidence begins as a share of the document's characters
-    evidence   optional metadata: objects, whose `begin` and `end` are places in characters
-    others     anything; they become the sample's metadata, under their own names
-
+`Row` names the fields. A sample has either `context` or `file`, and other fields become its metadata, under their own names.
 The file is UTF-8; a byte order mark and blank lines are skipped. Every line is checked when the file is opened. Only ids,
 questions and the places of the lines are kept, and a line is parsed again when its sample is read, because all documents together
 may be larger than memory.
@@ -164,10 +154,11 @@ class Evidence(TypedDict, total=False):
 
 
 class Row(BaseModel):
-    """Checks a row; descriptions complete "allowed is"."""
+    """The fields of a row; "allowed is" and the description make an error message."""
 
     model_config = ConfigDict(strict=True, regex_engine="python-re")
 
+    # Unique in the file; by default "<file name>:<line>".
     id: Annotated[Filled, BeforeValidator(lambda value: str(value) if type(value) is int else value)] = Field(
         "", description="a text that is not blank, or a whole number"
     )
@@ -175,9 +166,11 @@ class Row(BaseModel):
     answers: Annotated[list[Filled], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = Field(
         min_length=1, description="a list of texts that are not blank, at least one, or one such text"
     )
+    # "any": each answer alone is right; "all": every answer has to be named.
     match: Literal["any", "all"] = Field("any", description='"any" or "all"')
-    context: Text = Field("", description="the document as text")
-    file: Filled = Field("", description="the path of a UTF-8 text file")
+    context: Text = Field("", description="the document as text")  # may be empty
+    file: Filled = Field("", description="the path of a UTF-8 text file")  # relative to the folder of the data set
+    # Metadata: where each piece of evidence begins, as a share of the document's characters.
     depths: list[Annotated[float, Field(ge=0, le=1)]] = Field([], description="a list of numbers from 0 to 1")
     evidence: list[Evidence] = Field(
         [], description="a list of objects, whose begin and end are a whole number of characters, at least 0"

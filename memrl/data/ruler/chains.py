@@ -6,7 +6,7 @@ LET BMKTA = QXJZV
 
 from memrl.data.ruler.draws import below, distinct_letters
 from memrl.data.ruler.fitting import Document
-from memrl.data.ruler.haystack import noise_lines
+from memrl.data.ruler.haystack import NOISE, Haystack
 from memrl.data.ruler.task import Plan, Rng, SyntheticTask
 from memrl.tokenizer import Tokenizer
 
@@ -20,7 +20,7 @@ class ChainTask(SyntheticTask):
     answer_tokens = 30
 
     def __init__(self, name: str, tokenizer: Tokenizer):
-        self.haystack = noise_lines()
+        self.haystack = Haystack(NOISE, "\n", "noise")
         super().__init__(name, tokenizer, self.haystack.version)
 
     def plan(self, length: int, rng: Rng) -> Plan:

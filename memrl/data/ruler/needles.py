@@ -13,7 +13,7 @@ from typing import Any, Literal
 from memrl.data.paragraphs import draws
 from memrl.data.ruler.draws import uuid
 from memrl.data.ruler.fitting import Document
-from memrl.data.ruler.haystack import Haystack, noise_lines, read_essays
+from memrl.data.ruler.haystack import NOISE, Haystack, read_essays
 from memrl.data.ruler.task import Plan, Rng, SyntheticTask, listed
 from memrl.data.ruler.words import NUM_WORDS, word
 from memrl.tokenizer import Tokenizer
@@ -69,7 +69,7 @@ class NiahTask(SyntheticTask):
         self.kind = KINDS[name]
         self.haystack: Haystack | None = None
         if self.kind.haystack == "noise":
-            self.haystack = noise_lines()
+            self.haystack = Haystack(NOISE, "\n", "noise")
         elif self.kind.haystack == "essays":
             if not essays:
                 raise ValueError(f"{name} hides its needles in a text of yours; give --essays FOLDER, a folder of .txt files")
