@@ -164,7 +164,7 @@ BAD_LINES = {
     "depths a number": ({**GOOD, "depths": 0.5}, ["depths", "the number 0.5", "list of numbers from 0 to 1"]),
     "depths null": ({**GOOD, "depths": None}, ["depths", "null"]),
     "depths above 1": ({**GOOD, "depths": [0.5, 1.5]}, ["depths", "1.5"]),
-    "depths not numbers": ({**GOOD, "depths": [True]}, ["depths", "[true]"]),
+    "depths not numbers": ({**GOOD, "depths": [True]}, ["depths", "the truth value true"]),
     "depths nowhere": (b'{"question": "Who?", "context": "", "answers": ["Ed"], "depths": [NaN]}', ["depths", "NaN"]),
     "evidence an object": ({**GOOD, "evidence": {"begin": 0}}, ["evidence", "an object", "list of objects"]),
     "evidence of texts": ({**GOOD, "evidence": ["Ed"]}, ["evidence", "list of objects"]),

@@ -298,7 +298,7 @@ def test_a_large_row_group_is_read_in_windows_of_which_two_are_kept(write, reads
     del reads[:]
     for i in range(60):
         assert samples[i].context == rows[i]["context"]
-        held.append(sum(len(window.table) for window in samples._windows.values()))
+        held.append(sum(len(window.rows) for window in samples._windows))
     assert max(held) <= 10, "no more than two windows at once"
     assert sum(size for _, size in reads) == 60, "in order every row is read once"
 

@@ -60,7 +60,8 @@ def test_a_file_of_training_and_validation_is_checked_once(path, monkeypatch):
     data, options = DataOptions(path=str(path)), ValidationOptions(every=1, path=str(path), samples=3)
     training = make_source(data, prompts_per_step=4, seed=0).samples
     path.rename(path.with_name("elsewhere"))  # so that opening it again would fail
-    monkeypatch.setattr(type(training), "_read", lambda self, index: Sample(self.ids[index], "?", ""))
+    row = {"question": "?", "context": "", "answers": ["Ed"]}
+    monkeypatch.setattr(type(training), "_read", lambda self, index: (row, path.parent))
     assert [sample.id for sample in validation_samples(options, data, 0, training)] == ["0", "1", "2"]
 
 

@@ -12,36 +12,33 @@ GROUP_BYTES = 2**24  # size of a row group, as JSON
 JSON_COLUMN = {b"memrl": b"json"}  # marks a column of JSON texts, used if no parquet type fits all values
 
 
-class Columns:
-    """The parquet type of each metadata name; JSON text if no type holds all values.
+_FIRST = {
+    "id": pa.string(),
+    "question": pa.string(),
+    "answers": pa.list_(pa.string()),
+    "match": pa.string(),
+    "context": pa.string(),
+}
+
+
+def schema_of(lines: Iterable[bytes]) -> pa.Schema:
+    """The columns of rows: a parquet type for each metadata name, or JSON text if no type holds all values.
 
     A type is used only if every value is read back unchanged: whole numbers of 64 bits, floats, truth values, texts, lists of one
     type, and objects with the same names in the same order. Null, empty objects and mixtures become JSON.
     """
-
-    FIRST = (
-        ("id", pa.string()),
-        ("question", pa.string()),
-        ("answers", pa.list_(pa.string())),
-        ("match", pa.string()),
-        ("context", pa.string()),
-    )
-
-    def __init__(self) -> None:
-        self._types: dict[str, pa.DataType | None] = {}
-
-    def add(self, row: dict[str, Any]) -> None:
-        known = {name for name, _ in self.FIRST}
-        for name, value in row.items():
-            if name not in known:
+    types: dict[str, pa.DataType | None] = dict(_FIRST)
+    for line in lines:
+        for name, value in json.loads(line).items():
+            if name not in _FIRST:
                 kind = _type_of(value)
-                self._types[name] = _common(self._types[name], kind) if name in self._types else kind
-
-    def schema(self) -> pa.Schema:
-        fields = [pa.field(name, kind) for name, kind in self.FIRST]
-        for name, kind in self._types.items():
-            fields.append(pa.field(name, kind) if kind is not None else pa.field(name, pa.string(), metadata=JSON_COLUMN))
-        return pa.schema(fields)
+                types[name] = _common(types[name], kind) if name in types else kind
+    return pa.schema(
+        [
+            pa.field(name, pa.string(), metadata=JSON_COLUMN) if kind is None else pa.field(name, kind)
+            for name, kind in types.items()
+        ]
+    )
 
 
 def _type_of(value: Any) -> pa.DataType | None:
@@ -91,18 +88,14 @@ def write_parquet(path: Path, lines: Iterable[bytes], schema: pa.Schema) -> None
     # No dictionary: documents hardly ever repeat.
     with pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=False, version="2.6") as writer:
         for line in lines:
-            group.append(_arrow_row(json.loads(line), schema))
+            row = {"match": "any", **json.loads(line)}
+            for field in schema:
+                if field.metadata == JSON_COLUMN and field.name in row:
+                    row[field.name] = json.dumps(row[field.name], ensure_ascii=False)
+            group.append(row)
             size += len(line)
             if size >= GROUP_BYTES:
                 writer.write_table(pa.Table.from_pylist(group, schema))
                 group, size = [], 0
         if group:
             writer.write_table(pa.Table.from_pylist(group, schema))
-
-
-def _arrow_row(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
-    values = {"match": "any", **row}
-    for field in schema:
-        if field.metadata == JSON_COLUMN and field.name in row:
-            values[field.name] = json.dumps(row[field.name], ensure_ascii=False)
-    return values

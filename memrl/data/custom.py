@@ -3,17 +3,7 @@
     {"id": "q1", "question": "Who built it?", "context": "The tower ...", "answers": ["Eiffel", "G. Eiffel"]}
     {"question": "When?", "file": "texts/tower.txt", "answers": "1889", "source": "my notes"}
 
-    question   text, not blank
-    context    the document, text; may be empty            } one of the two
-    file       path of a UTF-8 text file that holds it,    }
-               relative to the folder of the JSON lines file
-    answers    a list of texts, or one text; none of them blank
-    match      optional: "any" (the default), each answer alone is right, or "all", every answer has to be named
-    id         optional: text or a whole number, unique in the file; by default "<file name>:<line>"
-    depths     optional metadata: numbers from 0 to 1, where each piece of evidence begins as a share of the document's characters
-    evidence   optional metadata: objects, whose `begin` and `end` are places in characters
-    others     anything; they become the sample's metadata, under their own names
-
+`Row` names the fields. A sample has either `context` or `file`, and other fields become its metadata, under their own names.
 The file is UTF-8; a byte order mark and blank lines are skipped. Every line is checked when the file is opened. Only ids,
 questions and the places of the lines are kept, and a line is parsed again when its sample is read, because all documents together
 may be larger than memory.
@@ -27,11 +17,13 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Annotated, Any, Literal, overload
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+from typing_extensions import TypedDict
 
 from memrl.types import Sample
-
-FIELDS = ("id", "question", "context", "file", "answers", "match")
 
 
 class Samples(Sequence[Sample]):
@@ -62,10 +54,16 @@ class Samples(Sequence[Sample]):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)} in {self.name}")
-        return self._read(index % len(self))
+        index %= len(self)
+        row, folder = self._read(index)
+        try:
+            return row_sample(row, self.ids[index], folder)
+        except ValueError as error:  # the file of a document has changed
+            raise ValueError(f"{self.name}: sample {self.ids[index]!r}: {error}") from None
 
     @abstractmethod
-    def _read(self, index: int) -> Sample: ...
+    def _read(self, index: int) -> tuple[dict[str, Any], Path]:
+        """A checked row, and the folder that its `file` is relative to."""
 
 
 class JsonlSamples(Samples):
@@ -78,25 +76,22 @@ class JsonlSamples(Samples):
     def __init__(self, path: str | os.PathLike[str]):
         super().__init__(path)
         self.path = Path(path)
-        self._offsets, self._lengths, self._numbers = array("Q"), array("Q"), array("Q")
+        self._offsets, self._lengths = array("Q"), array("Q")
         self._stamp = file_stamp(self.path)
-        lines_of_ids: dict[str, int] = {}
+        lines: dict[str, str] = {}
         documents: set[Path] = set()
         for number, offset, line in self._lines():
             try:
                 row = _parse(line)
-                sample_id = row_id(row, default_id(self.path, number))
-                if sample_id in lines_of_ids:
-                    raise ValueError(f"id: {sample_id!r} is the id of line {lines_of_ids[sample_id]} too; ids must be unique")
                 check_row(row, self.path.parent, documents)
+                sample_id = row_id(row, self.path, number)
+                check_unique(sample_id, f"line {number}", lines)
             except ValueError as error:
-                raise self._error(number, error) from None
-            lines_of_ids[sample_id] = number
+                raise ValueError(f"{self.path}: line {number}: {error}") from None
             self.ids.append(sample_id)
             self.questions.append(row["question"])
             self._offsets.append(offset)
             self._lengths.append(len(line))
-            self._numbers.append(number)
         if not self.ids:
             raise ValueError(f"{self.path}: no samples; write one JSON object a line with {REQUIRED}")
         self.paths = [self.path, *sorted(documents)]
@@ -113,18 +108,12 @@ class JsonlSamples(Samples):
                 if line.strip():
                     yield number, begin, line
 
-    def _read(self, index: int) -> Sample:
+    def _read(self, index: int) -> tuple[dict[str, Any], Path]:
         check_unchanged(self.path, self._stamp)
         with open(self.path, "rb") as file:
             file.seek(self._offsets[index])
             line = file.read(self._lengths[index])
-        try:
-            return row_sample(_parse(line), self.ids[index], self.path.parent)
-        except ValueError as error:
-            raise self._error(self._numbers[index], error) from None
-
-    def _error(self, number: int, problem: ValueError) -> ValueError:
-        return ValueError(f"{self.path}: line {number}: {problem}")
+        return _parse(line), self.path.parent
 
 
 # --- files --------------------------------------------------------------------------------------------------
@@ -150,109 +139,106 @@ def check_unchanged(path: Path, stamp: tuple[int, int]) -> None:
         raise ValueError(f"{path}: changed since it was opened; open it again")
 
 
-# --- rows: a sample as a dict of the fields above, from a file of any type ----------------------------------
-# Error messages begin with the field; the callers prepend file and line.
+# --- rows: a sample as a dict, from a file of any type ------------------------------------------------------
+
+
+# str.encode refuses half a surrogate pair, which JSON can hold and no text.
+Text = Annotated[str, AfterValidator(str.encode)]
+Filled = Annotated[str, Field(pattern=r"\S"), AfterValidator(str.encode)]
+Place = Annotated[int, Field(ge=0)] | None  # null in parquet if only other objects have the field
+
+
+class Evidence(TypedDict, total=False):
+    begin: Place
+    end: Place
+
+
+class Row(BaseModel):
+    """The fields of a row; "allowed is" and the description make an error message."""
+
+    model_config = ConfigDict(strict=True, regex_engine="python-re")
+
+    # Unique in the file; by default "<file name>:<line>".
+    id: Annotated[Filled, BeforeValidator(lambda value: str(value) if type(value) is int else value)] = Field(
+        "", description="a text that is not blank, or a whole number"
+    )
+    question: Filled = Field(description="a text that is not blank")
+    answers: Annotated[list[Filled], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = Field(
+        min_length=1, description="a list of texts that are not blank, at least one, or one such text"
+    )
+    # "any": each answer alone is right; "all": every answer has to be named.
+    match: Literal["any", "all"] = Field("any", description='"any" or "all"')
+    context: Text = Field("", description="the document as text")  # may be empty
+    file: Filled = Field("", description="the path of a UTF-8 text file")  # relative to the folder of the data set
+    # Metadata: where each piece of evidence begins, as a share of the document's characters.
+    depths: list[Annotated[float, Field(ge=0, le=1)]] = Field([], description="a list of numbers from 0 to 1")
+    evidence: list[Evidence] = Field(
+        [], description="a list of objects, whose begin and end are a whole number of characters, at least 0"
+    )
+
+
+FIELDS = ("id", "question", "context", "file", "answers", "match")
+PLACES = ("depths", "evidence")  # metadata that memrl itself reads
+REQUIRED = '"question", "answers", and "context" or "file"'
 
 
 def check_row(row: dict[str, Any], folder: Path, documents: set[Path]) -> None:
-    """Raise ValueError if a field other than the id is missing or wrong.
+    """Raise ValueError, which begins with the field, if a field is missing or wrong; the callers prepend file and line.
 
     Args:
         folder: what `file` is relative to.
         documents: readable files, which are not checked again; the row's file is added.
     """
-    for field in ("question", "answers"):
-        if field not in row:
-            raise ValueError(f"{field}: is missing; a sample needs {REQUIRED}")
-    _check_text(row["question"], "question", "a text that is not blank")
-    check_answers(row["answers"])
-    _match(row)
+    try:
+        Row.model_validate(row)
+    except ValidationError as error:
+        raise ValueError(_explain(error.errors()[0])) from None
     if ("context" in row) == ("file" in row):
         got = "both are given" if "file" in row else "is missing"
         raise ValueError(f"context or file: {got}; give the document or the path of its file")
-    if "context" in row:
-        _check_text(row["context"], "context", "the document as text", blank_too=True)
-    elif (document := _document_path(row, folder)) not in documents:
-        _read_document(document, folder)
-        documents.add(document)
-    check_places(row)
+    if "file" in row and folder / row["file"] not in documents:
+        _read_document(row["file"], folder)
+        documents.add(folder / row["file"])
+
+
+def _explain(error: ErrorDetails) -> str:
+    name = ": ".join(part for part in error["loc"] if isinstance(part, str))
+    if error["type"] == "missing":
+        return f"{name}: is missing; a sample needs {REQUIRED}"
+    try:
+        str(error["input"]).encode()
+    except UnicodeEncodeError as problem:
+        return f"{name}: character {problem.start} is half a surrogate pair, which no text can hold; remove it"
+    return f"{name}: got {describe(error['input'])}; allowed is {Row.model_fields[str(error['loc'][0])].description}"
+
+
+def check_unique(sample_id: str, place: str, places: dict[str, str]) -> None:
+    """Raise ValueError for an id that has a place already; note the place of the others."""
+    if sample_id in places:
+        raise ValueError(f"id: {sample_id!r} is the id of {places[sample_id]} too; ids must be unique")
+    places[sample_id] = place
+
+
+def row_id(row: dict[str, Any], path: Path, number: int) -> str:
+    """The id of a checked row; by default its file and line."""
+    return str(row.get("id", f"{path.name}:{number}"))
 
 
 def row_sample(row: dict[str, Any], sample_id: str, folder: Path) -> Sample:
-    """The sample of a checked row. Places are checked here, because parquet files are opened without reading them."""
-    check_places(row)
+    """The sample of a checked row."""
+    answers = row["answers"]
     return Sample(
         id=sample_id,
         question=row["question"],
-        context=row["context"] if "context" in row else _read_document(_document_path(row, folder), folder),
-        answers=check_answers(row["answers"]),
-        match=_match(row),
+        context=row["context"] if "context" in row else _read_document(row["file"], folder),
+        answers=(answers,) if isinstance(answers, str) else tuple(answers),
+        match=row.get("match", "any"),
         metadata={key: value for key, value in row.items() if key not in FIELDS},
     )
 
 
-def check_places(row: dict[str, Any]) -> None:
-    """Raise ValueError if `depths` or `evidence`, the metadata that memrl itself reads, is wrong."""
-    depths = row.get("depths", [])
-    if not isinstance(depths, list | tuple) or not all(_is_number(depth) and 0 <= depth <= 1 for depth in depths):
-        raise ValueError(f"depths: got {describe(depths)}; allowed is a list of numbers from 0 to 1")
-    evidence = row.get("evidence", [])
-    if not isinstance(evidence, list | tuple) or not all(isinstance(piece, dict) for piece in evidence):
-        raise ValueError(f"evidence: got {describe(evidence)}; allowed is a list of objects")
-    for piece in evidence:
-        for end in ("begin", "end"):
-            place = piece.get(end)  # null in parquet if only other objects have the field
-            if place is not None and (not isinstance(place, int) or isinstance(place, bool) or place < 0):
-                raise ValueError(f"evidence: {end}: got {describe(place)}; allowed is a whole number of characters, at least 0")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def default_id(path: Path, number: int) -> str:
-    """The id of a line or row without one."""
-    return f"{path.name}:{number}"
-
-
-def row_id(row: dict[str, Any], default: str) -> str:
-    value = row.get("id", default)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    return _check_text(value, "id", "a text that is not blank, or a whole number")
-
-
-def _check_text(value: Any, field: str, allowed: str, blank_too: bool = False) -> str:
-    if not isinstance(value, str) or not (blank_too or value.strip()):
-        raise ValueError(f"{field}: got {describe(value)}; allowed is {allowed}")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        problem = f"character {error.start} is half a surrogate pair, which no text can hold; remove it"
-        raise ValueError(f"{field}: {problem}") from None
-    return value
-
-
-def check_answers(value: Any, field: str = "answers") -> tuple[str, ...]:
-    listed = [value] if isinstance(value, str) else value
-    allowed = "a list of texts that are not blank, at least one, or one such text"
-    if not isinstance(listed, list) or not listed:
-        raise ValueError(f"{field}: got {describe(value)}; allowed is {allowed}")
-    return tuple(_check_text(answer, field, allowed) for answer in listed)
-
-
-def _match(row: dict[str, Any]) -> str:
-    value = row.get("match", "any")
-    if value not in ("any", "all"):
-        raise ValueError(f'match: got {describe(value)}; allowed is "any" or "all"')
-    return value
-
-
-def _document_path(row: dict[str, Any], folder: Path) -> Path:
-    return folder / _check_text(row["file"], "file", "the path of a UTF-8 text file")
-
-
-def _read_document(document: Path, folder: Path) -> str:
+def _read_document(name: str, folder: Path) -> str:
+    document = folder / name
     try:
         return document.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -283,9 +269,6 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"the key {twice!r} occurs twice in one object")
     return row
-
-
-REQUIRED = '"question", "answers", and "context" or "file"'
 
 
 def describe(value: Any) -> str:

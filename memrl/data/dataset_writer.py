@@ -10,12 +10,12 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from memrl.data.custom import FIELDS, check_row
+from memrl.data.custom import FIELDS, check_row, check_unique
 from memrl.types import Sample
 from memrl.utils.files import sync_path, write_whole
 from memrl.utils.journal import Journal, encode_line, first_difference
@@ -64,51 +64,29 @@ def write_samples(
         _journal_path(path).unlink(missing_ok=True)  # left by a kill after the rename
         print(f"{path}: exists already, made by the same command", file=sys.stderr)
         return
-    rows = _Rows(path)
+    numbers: dict[str, str] = {}  # of the samples, by id
     busy = f"{path}: another process is writing it; wait for that, or choose another name"
     with Journal(_journal_path(path), busy) as journal:
-        done = _resume(journal, about, rows)
+        _resume(journal, about, numbers)
+        done = len(numbers)
         try:
             with Progress(label, count, "samples", start=done) as progress:
                 for index in range(done, count):
-                    line = _encode(path, index, make(index))
-                    rows.add(line)
-                    journal.append(line)
+                    journal.append(_encode(path, index, make(index), numbers))
                     progress.advance()
-            _finish(path, journal, about, rows)
+            _finish(path, journal, about)
         finally:
-            if path.exists() or not rows.numbers:
+            if path.exists() or not numbers:
                 _journal_path(path).unlink(missing_ok=True)
 
 
-class _Rows:
-    """Check that ids are unique, and collect parquet's columns, which must be known before the target is written."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.numbers: dict[str, int] = {}
-        self.columns = None
-        if path.suffix == ".parquet":
-            from memrl.data.columns import Columns
-
-            self.columns = Columns()
-
-    def add(self, line: bytes) -> None:
-        row = json.loads(line)
-        number = len(self.numbers) + 1
-        if row["id"] in self.numbers:
-            problem = f"{row['id']!r} is the id of sample {self.numbers[row['id']]} too; ids must be unique"
-            raise ValueError(f"{self.path}: sample {number}: id: {problem}")
-        self.numbers[row["id"]] = number
-        if self.columns is not None:
-            self.columns.add(row)
-
-
-def _encode(path: Path, index: int, sample: Sample) -> bytes:
+def _encode(path: Path, index: int, sample: Sample, numbers: dict[str, str]) -> bytes:
     try:
         row = to_row(sample)
         check_row(row, path.parent, set())
-        return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        check_unique(sample.id, f"sample {index + 1}", numbers)
+        return line
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: sample {index + 1}: {error}") from None
 
@@ -120,8 +98,8 @@ def _journal_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial.jsonl")
 
 
-def _resume(journal: Journal, about: dict[str, Any], rows: _Rows) -> int:
-    """Continue the journal of an interrupted run or start it over; returns the number of its rows."""
+def _resume(journal: Journal, about: dict[str, Any], numbers: dict[str, str]) -> None:
+    """Continue the journal of an interrupted run or start it over; adds its rows to `numbers`."""
     lines = journal.read_lines(_is_whole)
     header = encode_line(about)
     found = next(lines, None)
@@ -130,10 +108,9 @@ def _resume(journal: Journal, about: dict[str, Any], rows: _Rows) -> int:
             print(f"{journal.path}: was left by a command with other settings; starting over", file=sys.stderr)
         journal.truncate()
         journal.append(header)
-        return 0
-    for line in lines:
-        rows.add(line)
-    return len(rows.numbers)
+        return
+    for number, line in enumerate(lines, start=1):
+        numbers[json.loads(line)["id"]] = f"sample {number}"
 
 
 def _is_whole(line: bytes) -> bool:
@@ -151,17 +128,20 @@ def _recipe_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.recipe.json")
 
 
-def _finish(path: Path, journal: Journal, about: dict[str, Any], rows: _Rows) -> None:
+def _finish(path: Path, journal: Journal, about: dict[str, Any]) -> None:
     fresh = path.with_name(f".{path.name}.new")
-    lines = islice(journal.read_lines(), 1, None)
-    try:
-        if rows.columns is None:
-            with open(fresh, "wb") as file:
-                file.writelines(lines)
-        else:
-            from memrl.data.columns import write_parquet
 
-            write_parquet(fresh, lines, rows.columns.schema())
+    def lines() -> Iterator[bytes]:
+        return islice(journal.read_lines(), 1, None)
+
+    try:
+        if path.suffix == ".parquet":
+            from memrl.data.columns import schema_of, write_parquet
+
+            write_parquet(fresh, lines(), schema_of(lines()))
+        else:
+            with open(fresh, "wb") as file:
+                file.writelines(lines())
         sync_path(fresh)
         # Before the target: the same command would refuse a target without a recipe.
         write_whole(_recipe_path(path), json.dumps({**about, "sha256": _sha256(fresh)}, indent=2, ensure_ascii=False) + "\n")

@@ -16,7 +16,7 @@ that its files cannot be reproduced.
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from memrl.data.paragraphs import Paragraph, Pool, Question, draw, sample_seed
 from memrl.tokenizer import Tokenizer
@@ -27,32 +27,6 @@ Repeat = Literal["refuse", "report"]
 _LOOKAHEAD = 512  # number of paragraphs tried as the one that fills a document up
 _GIVEN_UP = 3  # number of last paragraphs that may be removed for that one
 _PASSES = 4  # passes over a document to correct its number of tokens; one is nearly always enough
-
-
-class Selection(NamedTuple):
-    """The distractors of a document.
-
-    Attributes:
-        is_all: all distractors are in it.
-    """
-
-    distractors: list[Paragraph]
-    tokens: int
-    is_all: bool = False
-
-
-class Filler(NamedTuple):
-    """How a document is filled up.
-
-    Attributes:
-        left: tokens that stay empty.
-        given_up: number of last paragraphs to remove.
-        paragraphs: what to add in their place.
-    """
-
-    left: int
-    given_up: int = 0
-    paragraphs: tuple[Paragraph, ...] = ()
 
 
 class LongDocuments:
@@ -103,19 +77,19 @@ class LongDocuments:
         error = passes = 0  # `error`: tokens of the document minus the sum over its parts
         while True:
             passes += 1
-            chosen = self._select(question, seed, num_tokens, error, slack)
-            sample = self._sample(question, chosen.distractors, seed)
+            distractors, expected, is_all = self._select(question, seed, num_tokens, error, slack)
+            sample = self._sample(question, distractors, seed)
             found = self._tokens.count(sample.context)
             if found <= num_tokens and (best is None or found > best.metadata["num_tokens"]):
                 best = sample
                 best.metadata["num_tokens"] = found
-            if num_tokens - slack <= found <= num_tokens or found - chosen.tokens == error:
+            if num_tokens - slack <= found <= num_tokens or found - expected == error:
                 break
             if best is not None and passes >= _PASSES:
                 break
-            error = found - chosen.tokens
+            error = found - expected
         assert best is not None  # a document with the expected error fits
-        if chosen.is_all and found < num_tokens - slack:
+        if is_all and found < num_tokens - slack:
             raise ValueError(f"{num_tokens} tokens: {self._shortage(question, found)}")
         return best
 
@@ -129,8 +103,14 @@ class LongDocuments:
         while self.repeat == "report" and self.pool.num_others(own):
             yield from self.pool.others(rng, own)
 
-    def _select(self, question: Question, seed: int, num_tokens: int, error: int, slack: int) -> Selection:
-        """Distractors whose tokens, with those of the gold paragraphs and `error`, fill `num_tokens`."""
+    def _select(
+        self, question: Question, seed: int, num_tokens: int, error: int, slack: int
+    ) -> tuple[list[Paragraph], int, bool]:
+        """Distractors whose tokens, with those of the gold paragraphs and `error`, fill `num_tokens`.
+
+        Returns:
+            They, the tokens of the document without `error`, and whether they are all that there are.
+        """
         tokens = self._tokens.total(question.gold)
         room = num_tokens - error - tokens
         if room < 0:
@@ -142,32 +122,32 @@ class LongDocuments:
         for paragraph in stream:
             cost = self._tokens.paragraph(paragraph, number=len(question.gold) + len(chosen) + 1)
             if cost > room:
-                filler = self._fill(costs, room, chain([paragraph], islice(stream, _LOOKAHEAD)), slack)
-                kept = chosen[: len(chosen) - filler.given_up]
-                return Selection([*kept, *filler.paragraphs], num_tokens - error - filler.left)
+                left = self._fill(chosen, costs, room, chain([paragraph], islice(stream, _LOOKAHEAD)), slack)
+                return chosen, num_tokens - error - left, False
             chosen.append(paragraph)
             costs.append(cost)
             room -= cost
-        return Selection(chosen, num_tokens - error - room, is_all=True)
+        return chosen, num_tokens - error - room, True
 
-    def _fill(self, costs: Sequence[int], room: int, others: Iterable[Paragraph], slack: int) -> Filler:
-        """The first of the other paragraphs that leaves at most `slack` tokens empty, or else the one that leaves fewest.
+    def _fill(self, chosen: list[Paragraph], costs: list[int], room: int, others: Iterable[Paragraph], slack: int) -> int:
+        """Fill a document up by the first of the other paragraphs that leaves at most `slack` tokens empty, or else the one that
+        leaves fewest; the last few of the chosen paragraphs may be removed for it. Returns the tokens that stay empty.
 
         Args:
-            costs: tokens of the chosen paragraphs, of which the last few may be removed.
+            costs: tokens of the chosen paragraphs.
         """
-        best = Filler(room)
-        if room <= slack:
-            return best
-        rooms = [room + sum(costs[len(costs) - last :]) for last in range(min(_GIVEN_UP, len(costs)) + 1)]
-        for paragraph in others:
-            cost = self._tokens.paragraph(paragraph, number=len(costs) + 1)
-            for given_up, space in enumerate(rooms):
-                if 0 <= space - cost < best.left:
-                    best = Filler(space - cost, given_up, (paragraph,))
-            if best.left <= slack:
-                break
-        return best
+        left, kept, added = room, len(chosen), []
+        if room > slack:
+            rooms = [room + sum(costs[len(costs) - last :]) for last in range(min(_GIVEN_UP, len(costs)) + 1)]
+            for paragraph in others:
+                cost = self._tokens.paragraph(paragraph, number=len(costs) + 1)
+                for given_up, space in enumerate(rooms):
+                    if 0 <= space - cost < left:
+                        left, kept, added = space - cost, len(chosen) - given_up, [paragraph]
+                if left <= slack:
+                    break
+        chosen[kept:] = added
+        return left
 
     def _sample(self, question: Question, distractors: Sequence[Paragraph], seed: int) -> Sample:
         """The sample, with its paragraphs in random order.
@@ -244,18 +224,12 @@ class TokenCounter:
 
     def paragraph(self, paragraph: Paragraph, number: int) -> int:
         """Tokens of the `number`-th paragraph of a document, with heading and separator."""
-        tokens = self._paragraphs.get(paragraph)
-        if tokens is None:
-            tokens = self.count(heading(1) + body(paragraph, self._titles) + SEPARATOR)
-            self._paragraphs[paragraph] = tokens
-        return tokens + self._more_digits(number)
+        if paragraph not in self._paragraphs:
+            self._paragraphs[paragraph] = self.count(heading(1) + body(paragraph, self._titles) + SEPARATOR)
+        digits = len(str(number))
+        if digits not in self._headings:  # additional tokens, compared to a heading with a single digit
+            self._headings[digits] = self.count(heading(10 ** (digits - 1))) - self.count(heading(1))
+        return self._paragraphs[paragraph] + self._headings[digits]
 
     def total(self, paragraphs: Sequence[Paragraph]) -> int:
         return sum(self.paragraph(paragraph, number) for number, paragraph in enumerate(paragraphs, start=1))
-
-    def _more_digits(self, number: int) -> int:
-        """Additional tokens of a heading with this number, compared to one with a single digit."""
-        digits = len(str(number))
-        if digits not in self._headings:
-            self._headings[digits] = self.count(heading(10 ** (digits - 1))) - self.count(heading(1))
-        return self._headings[digits]

@@ -13,7 +13,7 @@ fast for any file, reading at random only if row groups are small, as those writ
 import json
 import os
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,18 +25,16 @@ import pyarrow.parquet as pq
 from memrl.data.columns import JSON_COLUMN
 from memrl.data.custom import (
     FIELDS,
+    PLACES,
     REQUIRED,
     Samples,
-    check_answers,
     check_row,
     check_unchanged,
-    default_id,
+    check_unique,
     describe,
     file_stamp,
     row_id,
-    row_sample,
 )
-from memrl.types import Sample
 
 WINDOW_BYTES = 2**25  # of a window; a larger row is a window of its own
 CACHED_WINDOWS = 2
@@ -44,21 +42,29 @@ PANDAS_INDEX = "__index_level_"
 ORIGINAL_COLUMNS = ("prompt", "reward_model", "context")
 
 
-class Group(NamedTuple):
-    """One row group of one file."""
-
+class File(NamedTuple):
     path: Path
+    stamp: tuple[int, int]
+    schema: pa.Schema
+    is_original: bool
+
+
+class Group(NamedTuple):
+    """One row group; `first` is the index of its first row among all samples."""
+
+    file: File
     number: int
-    first: int  # index of its first row among all samples
-    first_in_file: int
+    first: int
     window_rows: int
 
 
 class Window(NamedTuple):
-    """Rows that were read together."""
+    """Rows of a group that were read together; `first` and `end` are indices among all samples."""
 
+    group: Group
     first: int
-    table: pa.RecordBatch
+    end: int
+    rows: pa.RecordBatch
 
 
 class ParquetSamples(Samples):
@@ -67,15 +73,13 @@ class ParquetSamples(Samples):
     def __init__(self, paths: Sequence[str | os.PathLike[str]]):
         paths = [Path(path) for path in paths]
         super().__init__(paths[0] if len(paths) == 1 else paths[0].parent)
-        self._stamps = {path: file_stamp(path) for path in paths}
-        self._schemas: dict[Path, pa.Schema] = {}
-        self._original: dict[Path, bool] = {}
         self._groups: list[Group] = []
-        self._forget()
+        self._windows: deque[Window] = deque(maxlen=CACHED_WINDOWS)
+        self._stream: Iterator[pa.RecordBatch] = iter(())  # the rows of a group after those of the last window
         documents: set[Path] = set()
-        rows: dict[str, str] = {}
-        for path in paths:
-            self._open(path, len(self), documents, rows)
+        places: dict[str, str] = {}
+        for path, stamp in [(path, file_stamp(path)) for path in paths]:
+            self._open(path, stamp, documents, places)
         if not self.ids:
             raise ValueError(f"{self.name}: no samples; a row needs {REQUIRED}")
         self.paths = [*paths, *sorted(documents)]
@@ -83,109 +87,78 @@ class ParquetSamples(Samples):
 
     # --- checking -------------------------------------------------------------------------------------------
 
-    def _open(self, path: Path, first: int, documents: set[Path], rows: dict[str, str]) -> None:
-        """Check a file and note its row groups. `rows`: id -> file and row, for error messages."""
-        with _readable(path):
-            file = _parquet_file(path)
-        self._schemas[path] = file.schema_arrow
-        self._original[path] = _is_original(path, file.schema_arrow)
-        checked = (*ORIGINAL_COLUMNS, "extra_info") if self._original[path] else FIELDS
-        columns = [name for name in file.schema_arrow.names if name in checked]
+    def _open(self, path: Path, stamp: tuple[int, int], documents: set[Path], places: dict[str, str]) -> None:
+        """Check a file and note its row groups. `places`: id -> file and row, for error messages."""
+        opened = _parquet_file(path)
+        file = File(path, stamp, opened.schema_arrow, _is_original(path, opened.schema_arrow))
+        checked = (*ORIGINAL_COLUMNS, "extra_info", *PLACES) if file.is_original else (*FIELDS, *PLACES)
+        columns = [name for name in file.schema.names if name in checked]
         ids: list[str] = []
-        for number in range(file.num_row_groups):
-            group = _group(file, path, number, first + len(ids), len(ids))
+        for number in range(opened.num_row_groups):
+            about = opened.metadata.row_group(number)
+            row_bytes = max(1, about.total_byte_size) / max(1, about.num_rows)
+            group = Group(file, number, len(self) + len(ids), max(1, int(WINDOW_BYTES / row_bytes)))
             self._groups.append(group)
-            for batch in _batches(file, group, columns):
-                ids += self._check(batch, group._replace(first_in_file=len(ids)), documents)
+            for batch in _batches(opened, group, columns):
+                ids += self._check(file, batch, len(ids) + 1, documents)
         # The original's index is the number of a question; questions of different sources may share it.
-        if self._original[path] and (len(set(ids)) < len(ids) or not rows.keys().isdisjoint(ids)):
-            ids = [default_id(path, index + 1) for index in range(len(ids))]
-        for index, sample_id in enumerate(ids):
-            here = f"{path}: row {index + 1}"
-            if sample_id in rows:
-                raise ValueError(f"{here}: id: {sample_id!r} is the id of {rows[sample_id]} too; ids must be unique")
-            rows[sample_id] = here
+        if file.is_original and (len(set(ids)) < len(ids) or not places.keys().isdisjoint(ids)):
+            ids = [row_id({}, path, number) for number in range(1, len(ids) + 1)]
+        for number, sample_id in enumerate(ids, start=1):
+            place = f"{path}: row {number}"
+            try:
+                check_unique(sample_id, place, places)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from None
         self.ids += ids
 
-    def _check(self, batch: pa.RecordBatch, place: Group, documents: set[Path]) -> list[str]:
-        """Check rows without converting their documents to Python; returns the ids."""
+    def _check(self, file: File, batch: pa.RecordBatch, first: int, documents: set[Path]) -> list[str]:
+        """Check the rows from number `first` on without converting their documents to Python; returns the ids."""
         try:
             batch.validate(full=True)
         except pa.ArrowInvalid as error:
-            end = place.first_in_file + len(batch)
-            raise ValueError(f"{place.path}: rows {place.first_in_file + 1} to {end}: {_line(error)}") from None
-        given = [True] * len(batch)
-        if "context" in batch.schema.names:
-            given = batch.column("context").is_valid().to_pylist()
-            batch = batch.drop_columns(["context"])
+            raise ValueError(f"{file.path}: rows {first} to {first + len(batch) - 1}: {_line(error)}") from None
+        if "context" in batch.schema.names:  # validated as a text
+            place = batch.schema.get_field_index("context")
+            texts = ["" if is_given else None for is_given in batch.column(place).is_valid().to_pylist()]
+            batch = batch.set_column(place, "context", pa.array(texts, pa.string()))
         ids = []
-        for offset, (row, has_context) in enumerate(zip(batch.to_pylist(), given, strict=True)):
-            index = place.first_in_file + offset
+        for number, fields in enumerate(batch.to_pylist(), start=first):
             try:
-                row = self._row(place.path, row)
-                if has_context and "context" in self._schemas[place.path].names:
-                    row["context"] = ""  # arrow has checked that it is a text
-                check_row(row, place.path.parent, documents)
-                ids.append(row_id(row, default_id(place.path, index + 1)))
+                row = _row(file, fields)
+                check_row(row, file.path.parent, documents)
             except ValueError as error:
-                raise ValueError(f"{place.path}: row {index + 1}: {error}") from None
+                raise ValueError(f"{file.path}: row {number}: {error}") from None
+            ids.append(row_id(row, file.path, number))
             self.questions.append(row["question"])
         return ids
 
     # --- reading --------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_windows", "_stream", "_stream_next")}
+        return {**vars(self), "_windows": deque(maxlen=CACHED_WINDOWS), "_stream": iter(())}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._forget()
-
-    def _forget(self) -> None:
-        self._windows: OrderedDict[int, Window] = OrderedDict()  # by first row; the last one was used last
-        self._stream: tuple[Group, Iterator[pa.RecordBatch]] | None = None
-        self._stream_next = 0  # index of the stream's next row
-
-    def _read(self, index: int) -> Sample:
+    def _read(self, index: int) -> tuple[dict[str, Any], Path]:
         group = self._groups[bisect_right(self._starts, index) - 1]
         window = self._window(index, group)
-        number = index - group.first + group.first_in_file + 1
-        try:
-            row = self._row(group.path, window.table.slice(index - window.first, 1).to_pylist()[0])
-            return row_sample(row, self.ids[index], group.path.parent)
-        except ValueError as error:
-            raise ValueError(f"{group.path}: row {number}: {error}") from None
+        return _row(group.file, window.rows.slice(index - window.first, 1).to_pylist()[0]), group.file.path.parent
 
     def _window(self, index: int, group: Group) -> Window:
-        for window in self._windows.values():
-            if 0 <= index - window.first < len(window.table):
-                self._windows.move_to_end(window.first)
+        for window in self._windows:
+            if window.first <= index < window.end:
                 return window
-        check_unchanged(group.path, self._stamps[group.path])
-        if self._stream is None or self._stream[0] != group or self._stream_next > index:
-            with _readable(group.path):
-                file = _parquet_file(group.path)
-            self._stream, self._stream_next = (group, _batches(file, group, None)), group.first
-        for batch in self._stream[1]:
-            window = Window(self._stream_next, batch)
-            self._stream_next += len(batch)
-            if index < self._stream_next:
-                self._windows[window.first] = window
-                if len(self._windows) > CACHED_WINDOWS:
-                    self._windows.popitem(last=False)
-                return window
-        raise ValueError(f"{group.path}: row group {group.number + 1} has fewer rows than its header; download or write it again")
-
-    def _row(self, path: Path, row: dict[str, Any]) -> dict[str, Any]:
-        """A parquet row as a row of the custom format."""
-        schema = self._schemas[path]
-        given = {}
-        for name, value in row.items():
-            if value is None or name.startswith(PANDAS_INDEX):
-                continue
-            marked = (schema.field(name).metadata or {}).items() >= JSON_COLUMN.items()
-            given[name] = json.loads(value) if marked else value
-        return _from_original(given) if self._original[path] else given
+        path = group.file.path
+        check_unchanged(path, group.file.stamp)
+        if self._windows and self._windows[-1].group is group and self._windows[-1].end <= index:
+            end = self._windows[-1].end
+        else:
+            self._stream, end = _batches(_parquet_file(path), group, None), group.first
+        for batch in self._stream:
+            first, end = end, end + len(batch)
+            if index < end:
+                self._windows.append(Window(group, first, end, batch))
+                return self._windows[-1]
+        raise ValueError(f"{path}: row group {group.number + 1} has fewer rows than its header; download or write it again")
 
 
 # --- one file -----------------------------------------------------------------------------------------------
@@ -204,19 +177,24 @@ def _line(error: Exception) -> str:
 
 
 def _parquet_file(path: Path) -> pq.ParquetFile:
-    return pq.ParquetFile(path, buffer_size=2**20)  # without a buffer, a row group's column is loaded as a whole
-
-
-def _group(file: pq.ParquetFile, path: Path, number: int, first: int, first_in_file: int) -> Group:
-    about = file.metadata.row_group(number)
-    row_bytes = about.total_byte_size / max(1, about.num_rows)
-    return Group(path, number, first, first_in_file, max(1, int(WINDOW_BYTES / max(1.0, row_bytes))))
+    with _readable(path):
+        return pq.ParquetFile(path, buffer_size=2**20)  # without a buffer, a row group's column is loaded as a whole
 
 
 def _batches(file: pq.ParquetFile, group: Group, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
     """A row group's rows, `group.window_rows` at a time."""
-    with _readable(group.path):
+    with _readable(group.file.path):
         yield from file.iter_batches(group.window_rows, row_groups=[group.number], columns=columns, use_threads=False)
+
+
+def _row(file: File, fields: dict[str, Any]) -> dict[str, Any]:
+    """A parquet row as a row of the custom format."""
+    row = {}
+    for name, value in fields.items():
+        if value is not None and not name.startswith(PANDAS_INDEX):
+            marked = (file.schema.field(name).metadata or {}).items() >= JSON_COLUMN.items()
+            row[name] = json.loads(value) if marked else value
+    return _from_original(row) if file.is_original else row
 
 
 def _is_original(path: Path, schema: pa.Schema) -> bool:
@@ -235,15 +213,12 @@ def _is_original(path: Path, schema: pa.Schema) -> bool:
         )
     if original and "context" not in names:
         raise ValueError(f"{path}: context: there is no such column; the published files hold the document there")
-    if "context" in names and not _is_text(schema.field("context").type):
-        raise ValueError(f"{path}: context: the column's type is {schema.field('context').type}; allowed is string")
+    if "context" in names:
+        kind = schema.field("context").type
+        value = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if value not in (pa.string(), pa.large_string(), pa.string_view()):
+            raise ValueError(f"{path}: context: the column's type is {kind}; allowed is string")
     return original
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
 def _from_original(row: dict[str, Any]) -> dict[str, Any]:
@@ -253,9 +228,11 @@ def _from_original(row: dict[str, Any]) -> dict[str, Any]:
     asked = [message.get("content") for message in messages if isinstance(message, dict) and message.get("role") == "user"]
     if len(asked) != 1 or not isinstance(asked[0], str):
         raise ValueError(f"prompt: got {describe(prompt)}; allowed is one message of the user, the question")
-    if not isinstance(reward, dict):
-        raise ValueError(f"reward_model: got {describe(reward)}; allowed is a struct with ground_truth, the gold answers")
-    answers = list(check_answers(reward.get("ground_truth"), "reward_model.ground_truth"))
+    answers = reward.get("ground_truth") if isinstance(reward, dict) else None
+    if not isinstance(answers, str | list):
+        raise ValueError(
+            f"reward_model.ground_truth: got {describe(answers)}; allowed is a text or a list of texts, the gold answers"
+        )
     index = info.get("index") if isinstance(info, dict) else None
     fields = {"id": index, "question": asked[0], "answers": answers, "context": row.pop("context", None), "extra_info": info}
     others = {name: value for name, value in row.items() if name not in FIELDS}

@@ -18,16 +18,10 @@ if TYPE_CHECKING:
 
 
 class RulerHotpotQA(QuestionFile):
-    """The task; `version` changes when the same arguments to `sample` give another sample."""
-
     def __init__(self, files: "RulerFiles"):
         super().__init__("ruler_hotpotqa", "hotpotqa", files)
         self.version = f"{FORMAT}-{fingerprint(self.paths)}"
 
     def sample(self, length: int, index: int, seed: int) -> Sample:
-        """Question number `index` of the file on `length` documents, a pure function of the arguments.
-
-        Raises:
-            ValueError: no such question, or more documents than there are paragraphs.
-        """
+        """Question number `index` of the file on `length` documents."""
         return self.documents.of_documents(self.question(index), length, seed)

@@ -22,7 +22,7 @@ _NAMES = {"hotpotqa": "HotpotQA", "squad": "SQuAD", "musique": "MuSiQue", "parag
 _READERS = {"hotpotqa": read_hotpotqa, "squad": read_squad, "musique": read_musique}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Source:
     """The content of one or several files.
 
@@ -82,16 +82,15 @@ def read_sources(paths: Sequence[str | os.PathLike[str]], kind: str) -> Source:
     Raises:
         ValueError: as `read_source`, or an id that questions of two files share.
     """
-    sources = [read_source(path, kind) for path in paths]
+    joined = Source(kind, [], [])
     ids: set[str] = set()
-    for path, source in zip(paths, sources, strict=True):
+    for path in paths:
+        source = read_source(path, kind)
         _check_ids(path, source.questions, ids)
-    return Source(
-        kind,
-        [question for source in sources for question in source.questions],
-        [paragraph for source in sources for paragraph in source.paragraphs],
-        sum(source.num_unanswerable for source in sources),
-    )
+        joined.questions += source.questions
+        joined.paragraphs += source.paragraphs
+        joined.num_unanswerable += source.num_unanswerable
+    return joined
 
 
 def _check_ids(path: str | os.PathLike[str], questions: Iterable[Question], known: set[str]) -> None:

@@ -6,11 +6,11 @@ Eleven tasks are synthetic (`needles`, `chains`, `counts`), two ask the question
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from memrl.data.ruler.task import RulerTask
     from memrl.tokenizer import Tokenizer
-    from memrl.types import Sample
 
 TASKS = tuple(
     "niah_single_1 niah_single_2 niah_single_3 niah_multikey_1 niah_multikey_2 niah_multikey_3 niah_multivalue niah_multiquery "
@@ -35,52 +35,22 @@ class RulerFiles:
     """if qa_1 or qa_2 needs more paragraphs than there are: refuse the length, or repeat some and count them in the metadata"""
 
 
-class RulerTask(Protocol):
-    """
-    Attributes:
-        version: changes when the same arguments to `sample` give another sample; depends on the contents of the files.
-        num_questions: number of different questions; None for synthetic tasks.
-        answer_tokens: RULER's budget of the answer, which the length includes.
-    """
-
-    version: str
-    answer_tokens: int
-
-    @property
-    def num_questions(self) -> int | None: ...
-
-    def check(self, length: int) -> None:
-        """Raise ValueError if the task has too little text for samples of this length."""
-
-    def sample(self, length: int, index: int, seed: int) -> Sample:
-        """Sample number `index` of this length: a pure function of the arguments and the files.
-
-        tokens(context) + tokens(question) + answer_tokens + a reserve for the words of the prompt <= length.
-        """
-        ...
-
-
 def make_ruler(name: str, tokenizer: Tokenizer, files: RulerFiles) -> RulerTask:
     """A task by name.
 
     Raises:
         ValueError: an unknown task, or a file that the task needs is not given or cannot be read.
     """
+    from memrl.data.ruler.chains import ChainTask
+    from memrl.data.ruler.counts import CommonWords, FrequentWords
+    from memrl.data.ruler.needles import KINDS, NiahTask
+    from memrl.data.ruler.qa import QaGenerator
+
     if name in ("qa_1", "qa_2"):
-        from memrl.data.ruler.qa import QaGenerator
-
         return QaGenerator(name, tokenizer, files)
-    if name == "vt":
-        from memrl.data.ruler.chains import ChainTask
-
-        return ChainTask(name, tokenizer)
-    if name in ("cwe", "fwe"):
-        from memrl.data.ruler.counts import CommonWords, FrequentWords
-
-        return (CommonWords if name == "cwe" else FrequentWords)(name, tokenizer)
-    if name not in TASKS:
+    if name in KINDS:
+        return NiahTask(name, tokenizer, files.essays)
+    synthetic = {"vt": ChainTask, "cwe": CommonWords, "fwe": FrequentWords}
+    if name not in synthetic:
         raise ValueError(f"there is no RULER task {name!r}; the tasks are {', '.join(TASKS)}")
-
-    from memrl.data.ruler.needles import NiahTask
-
-    return NiahTask(name, tokenizer, files.essays)
+    return synthetic[name](name, tokenizer)

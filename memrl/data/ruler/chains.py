@@ -6,11 +6,10 @@ LET BMKTA = QXJZV
 
 from memrl.data.ruler.draws import below, distinct_letters
 from memrl.data.ruler.fitting import Document
-from memrl.data.ruler.haystack import noise_lines
+from memrl.data.ruler.haystack import NOISE, Haystack
 from memrl.data.ruler.task import Plan, Rng, SyntheticTask
 from memrl.tokenizer import Tokenizer
 
-ANSWER_TOKENS = 30
 NUM_HOPS = 4
 _SMALLEST = 200  # characters of noise
 
@@ -18,9 +17,11 @@ _SMALLEST = 200  # characters of noise
 class ChainTask(SyntheticTask):
     """One chain of NUM_HOPS + 1 variables; each is assigned before the next one copies its value."""
 
+    answer_tokens = 30
+
     def __init__(self, name: str, tokenizer: Tokenizer):
-        self.haystack = noise_lines()
-        super().__init__(name, tokenizer, ANSWER_TOKENS, self.haystack.version)
+        self.haystack = Haystack(NOISE, "\n", "noise")
+        super().__init__(name, tokenizer, self.haystack.version)
 
     def plan(self, length: int, rng: Rng) -> Plan:
         names = distinct_letters(rng("names"), 5, NUM_HOPS + 1)

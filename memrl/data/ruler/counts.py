@@ -7,7 +7,6 @@ from memrl.data.ruler.draws import distinct_letters, shuffle
 from memrl.data.ruler.fitting import Document
 from memrl.data.ruler.task import Plan, Rng, SyntheticTask
 from memrl.data.ruler.words import NUM_WORDS, word
-from memrl.tokenizer import Tokenizer
 
 NUM_COMMON = 10
 SHORT = 4096  # tokens; below this, lists are built with fewer repetitions
@@ -20,8 +19,7 @@ _SMALLEST_TEXT = 100  # words; from this size on the counts of ranks 2 to 5 all 
 class CommonWords(SyntheticTask):
     """A list in which 10 words occur 30 times each and all others 3 times; the number of others fills the length."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer):
-        super().__init__(name, tokenizer, answer_tokens=120)
+    answer_tokens = 120
 
     def plan(self, length: int, rng: Rng) -> Plan:
         common, other = FULL_COUNTS if length >= SHORT else SHORT_COUNTS
@@ -55,8 +53,7 @@ def zeta_counts(size: int) -> list[int]:
 class FrequentWords(SyntheticTask):
     """A text of coded words with zeta-distributed counts. The most frequent one is dots; the question asks for the next three."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer):
-        super().__init__(name, tokenizer, answer_tokens=50)
+    answer_tokens = 50
 
     def plan(self, length: int, rng: Rng) -> Plan:
         def coded(number: int) -> list[str]:

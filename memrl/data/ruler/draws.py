@@ -6,6 +6,7 @@ be the same in every version.
 
 import random
 from collections.abc import MutableSequence
+from uuid import UUID
 
 from memrl.data.paragraphs import draw
 
@@ -34,7 +35,5 @@ def distinct_letters(rng: random.Random, length: int, count: int) -> list[str]:
 def uuid(rng: random.Random) -> str:
     """A random UUID in its usual form (RFC 9562, version 4: of the 128 bits, 122 are random)."""
     digits = [_DIGITS[below(rng, 16)] for _ in range(32)]
-    digits[12] = "4"  # the version
-    digits[16] = _DIGITS[8 + below(rng, 4)]  # the variant: the two highest bits are 10
-    text = "".join(digits)
-    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+    digits[16] = _DIGITS[8 + below(rng, 4)]
+    return str(UUID("".join(digits), version=4))

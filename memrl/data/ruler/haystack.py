@@ -43,15 +43,12 @@ class Haystack:
         starts = [0]
         for end in [*ends, len(self.text)]:
             while end - starts[-1] > _LONGEST_SENTENCE:
-                starts.append(self._cut(starts[-1] + _LONGEST_SENTENCE, _LONGEST_SENTENCE // 2))
+                place = starts[-1] + _LONGEST_SENTENCE  # or the last beginning of a word before it, if there is one near
+                found = self.text.rfind(" ", place - _LONGEST_SENTENCE // 2, place)
+                starts.append(place if found < 0 else found + 1)
             if end > starts[-1]:
                 starts.append(end)
         return starts
-
-    def _cut(self, place: int, reach: int) -> int:
-        """The last beginning of a word in the `reach` characters before `place`; `place` if there is none."""
-        found = self.text.rfind(" ", place - reach, place)
-        return place if found < 0 else found + 1
 
     def start(self, share: float) -> int:
         """Where the piece begins that contains the place at `share`, from 0 to less than 1, of the text."""
@@ -98,11 +95,6 @@ class Haystack:
     def rounds(self, size: int) -> float:
         """How many times a window of `size` characters repeats the text."""
         return round(size / len(self.text), 3)
-
-
-def noise_lines() -> Haystack:
-    """One line, repeated."""
-    return Haystack(NOISE, "\n", "noise")
 
 
 def read_essays(path: str | Path) -> Haystack:

@@ -13,12 +13,11 @@ from typing import Any, Literal
 from memrl.data.paragraphs import draws
 from memrl.data.ruler.draws import uuid
 from memrl.data.ruler.fitting import Document
-from memrl.data.ruler.haystack import Haystack, noise_lines, read_essays
+from memrl.data.ruler.haystack import NOISE, Haystack, read_essays
 from memrl.data.ruler.task import Plan, Rng, SyntheticTask, listed
 from memrl.data.ruler.words import NUM_WORDS, word
 from memrl.tokenizer import Tokenizer
 
-ANSWER_TOKENS = 128
 _SMALLEST = 200  # characters of a window
 
 
@@ -64,16 +63,18 @@ class NiahTask(SyntheticTask):
         ValueError: the task needs `essays`, a path, and there is no text.
     """
 
+    answer_tokens = 128
+
     def __init__(self, name: str, tokenizer: Tokenizer, essays: str | None):
         self.kind = KINDS[name]
         self.haystack: Haystack | None = None
         if self.kind.haystack == "noise":
-            self.haystack = noise_lines()
+            self.haystack = Haystack(NOISE, "\n", "noise")
         elif self.kind.haystack == "essays":
             if not essays:
                 raise ValueError(f"{name} hides its needles in a text of yours; give --essays FOLDER, a folder of .txt files")
             self.haystack = read_essays(essays)
-        super().__init__(name, tokenizer, ANSWER_TOKENS, self.haystack.version if self.haystack else "needles")
+        super().__init__(name, tokenizer, self.haystack.version if self.haystack else "needles")
 
     def plan(self, length: int, rng: Rng) -> Plan:
         kind = self.kind

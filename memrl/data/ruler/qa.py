@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from memrl.data.corpora import read_pool, read_source
 from memrl.data.documents import LongDocuments
 from memrl.data.paragraphs import Pool, Question
-from memrl.data.ruler.task import RESERVE
+from memrl.data.ruler.task import RESERVE, RulerTask
 from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
 from memrl.utils.files import fingerprint
@@ -25,13 +25,8 @@ FORMAT = "1"  # raised when the same arguments give another sample
 KINDS = {"qa_1": "squad", "qa_2": "hotpotqa"}
 
 
-class QuestionFile:
-    """The questions of a published file, and long documents from its paragraphs and from a pool.
-
-    Attributes:
-        answer_tokens: the budget of the answer, which RULER's lengths include.
-        num_questions: number of questions in the file; indices are below it.
-    """
+class QuestionFile(RulerTask):
+    """The questions of a published file, and long documents from its paragraphs and from a pool."""
 
     answer_tokens = 32
 
@@ -45,8 +40,12 @@ class QuestionFile:
             raise ValueError(f"{name} asks the questions of a published file; give --{kind} FILE")
         source = read_source(path, kind)
         self.name, self.paths = name, [path, *files.pool]
-        self.questions, self.num_questions = source.questions, len(source.questions)
+        self.questions = source.questions
         self.documents = LongDocuments(Pool([*source.paragraphs, *read_pool(files.pool)]), tokenizer, files.repeat, titles)
+
+    @property
+    def num_questions(self) -> int:
+        return len(self.questions)
 
     def question(self, index: int) -> Question:
         if not 0 <= index < self.num_questions:
@@ -55,7 +54,7 @@ class QuestionFile:
 
 
 class QaGenerator(QuestionFile):
-    """qa_1 or qa_2; a `memrl.data.ruler.RulerTask`."""
+    """qa_1 or qa_2."""
 
     def __init__(self, name: str, tokenizer: Tokenizer, files: "RulerFiles"):
         super().__init__(name, KINDS[name], files, tokenizer, titles=name == "qa_2")
@@ -65,11 +64,7 @@ class QaGenerator(QuestionFile):
         self.version = f"{FORMAT}-{fingerprint(self.paths)}-{hashlib.sha256(splits.encode()).hexdigest()[:8]}"
 
     def check(self, length: int) -> None:
-        """Check that a length can be reached before any sample is made; counts only as many paragraphs as it needs.
-
-        Raises:
-            ValueError: all paragraphs together do not fill the length, and they may not repeat.
-        """
+        """Raise ValueError if all paragraphs do not fill the length and may not repeat; counts only as many as it needs."""
         if self.documents.repeat == "report":
             return
         needed = length - length // 100 - self._others(self.questions[0])
@@ -83,15 +78,6 @@ class QaGenerator(QuestionFile):
         return len(self._tokenizer.encode(question.question)) + self.answer_tokens + RESERVE
 
     def sample(self, length: int, index: int, seed: int) -> Sample:
-        """Question number `index` of the file, a pure function of the arguments.
-
-        Args:
-            length: upper bound of tokens(context) + tokens(question) + `answer_tokens` + RESERVE, which is at least 99% of it if
-                the paragraphs allow it; from 4,096 on those of the published files do.
-
-        Raises:
-            ValueError: no such question, a length that is too short for the gold paragraphs, or too long for all paragraphs.
-        """
         question = self.question(index)
         others = self._others(question)
         try:

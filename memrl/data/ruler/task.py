@@ -1,4 +1,4 @@
-"""The base of the eleven synthetic tasks: make a sample of a number of tokens from (length, index, seed)."""
+"""The base of all tasks, and of the eleven synthetic ones: make a sample of a number of tokens from (length, index, seed)."""
 
 import hashlib
 import math
@@ -40,17 +40,47 @@ class Plan:
     step: int
 
 
-class SyntheticTask(ABC):
-    """A task whose samples are made from random words and numbers; a `memrl.data.ruler.RulerTask`."""
+class RulerTask(ABC):
+    """
+    Attributes:
+        version: changes when the same arguments to `sample` give another sample; depends on the contents of the files.
+        answer_tokens: RULER's budget of the answer, which the length includes.
+    """
 
-    num_questions: int | None = None
+    name: str
+    version: str
+    answer_tokens: int
 
-    def __init__(self, name: str, tokenizer: Tokenizer, answer_tokens: int, haystack: str = ""):
+    @property
+    def num_questions(self) -> int | None:
+        """Number of different questions; None for synthetic tasks."""
+        return None
+
+    def check(self, length: int) -> None:
+        """Raise ValueError if the task has too little text for samples of this length; synthetic tasks generate theirs."""
+        return
+
+    @abstractmethod
+    def sample(self, length: int, index: int, seed: int) -> Sample:
+        """Sample number `index` of this length: a pure function of the arguments and the files.
+
+        tokens(context) + tokens(question) + answer_tokens + RESERVE <= length, and from 4,096 on at least 99% of it, if the
+        tokenizer needs at most about 40 tokens for a line of a synthetic task, or if the paragraphs of the files allow it.
+
+        Raises:
+            ValueError: no such question, or the length is too short or too long for the task.
+        """
+
+
+class SyntheticTask(RulerTask):
+    """A task whose samples are made from random words and numbers."""
+
+    def __init__(self, name: str, tokenizer: Tokenizer, haystack: str = ""):
         """
         Args:
             haystack: version of the haystack, if the task has one.
         """
-        self.name, self.tokenizer, self.answer_tokens = name, tokenizer, answer_tokens
+        self.name, self.tokenizer = name, tokenizer
         parts = "\n".join((FORMAT, name, str(RESERVE), haystack, _tokenizer_version(tokenizer)))
         self.version = f"{FORMAT}-{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
 
@@ -62,20 +92,7 @@ class SyntheticTask(ABC):
             rng: gives a generator for each purpose, by name; the same name gives the same numbers again.
         """
 
-    def check(self, length: int) -> None:
-        """There is nothing to check: the text is generated."""
-        return
-
     def sample(self, length: int, index: int, seed: int) -> Sample:
-        """Sample number `index` of this length, a pure function of the arguments.
-
-        Args:
-            length: upper bound of tokens(context) + tokens(question) + `answer_tokens` + RESERVE, which is from 4,096 on at least
-                99% of it if the tokenizer needs at most about 40 tokens for a line of the task.
-
-        Raises:
-            ValueError: the smallest document is longer, or the task has too few words for the length.
-        """
         plan = self.plan(length, lambda part: random.Random(sample_seed(seed, self.name, length, index, part)))
         question = self._count(plan.question)
         others = question + self.answer_tokens + RESERVE
