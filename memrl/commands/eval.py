@@ -11,9 +11,10 @@ methods are added to the results.
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from memrl.reading.open_model import ReaderOptions
+from memrl.utils.bounds import bounded
 from memrl.utils.command_line import parse_options, user_errors
 
 
@@ -32,11 +33,11 @@ class EvalOptions:
     methods: str = "memory"
     """memory (reads chunk by chunk), one_shot (the whole document in the model's window), retrieval (the best passages); several
     separated by commas."""
-    samples: int | None = None
+    samples: int | None = bounded(None, at_least=1)
     """Documents per length; if not given 128, or all of a file."""
-    repeats: int = 1
+    repeats: int = bounded(1, at_least=1)
     """Readings of each document, each with other random draws; more than 1 needs a temperature above 0."""
-    seed: int = 0
+    seed: int = bounded(0, 0, 2**63 - 1)
     """Seed of the documents and of all sampling."""
     out: str | None = None
     """Folder of the results; if not given eval/NAME beside the model folder, or ./eval/NAME with --endpoint."""
@@ -50,12 +51,12 @@ class EvalOptions:
     """With --endpoint: Hugging Face folder of the served model, for its tokenizer and memrl_agent.yaml."""
 
 
-def parse(arguments: Sequence[str] | None, prog: str) -> list[Any]:
-    """EvalOptions, ReaderOptions, MethodOptions and RulerFiles."""
+def main(arguments: Sequence[str] | None = None, prog: str = "memrl eval") -> int:
+    """The exit code: 0, 1 if the endpoint or a rank was lost or rows are missing, 130 after Ctrl-C, 2 for mistakes."""
     from memrl.data.ruler import RulerFiles
     from memrl.evaluation.methods import MethodOptions
 
-    return parse_options(
+    options = parse_options(
         (EvalOptions, ReaderOptions, MethodOptions, RulerFiles),
         arguments,
         prog=prog,
@@ -65,11 +66,6 @@ def parse(arguments: Sequence[str] | None, prog: str) -> list[Any]:
         "at most max_rows of them, start again. With fewer readings than max_rows none is finished until shortly before the end.",
         config=True,
     )
-
-
-def main(arguments: Sequence[str] | None = None, prog: str = "memrl eval") -> int:
-    """The exit code: 0, 1 if the endpoint or a rank was lost or rows are missing, 130 after Ctrl-C, 2 for mistakes."""
-    options = parse(arguments, prog)
     from memrl.evaluation.evaluation_run import IncompleteError, open_evaluation
 
     evaluation = None

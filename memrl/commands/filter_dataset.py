@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from memrl.utils.command_line import Command, PositiveInt, argument, check_out
+from memrl.utils.bounds import bounded, check_options
+from memrl.utils.command_line import Command, argument, check_out
 
 if TYPE_CHECKING:
     from memrl.data.custom import Samples
@@ -38,15 +39,15 @@ class Filter(Command):
     """Address of an OpenAI-compatible server; its key is taken from OPENAI_API_KEY."""
     name: str | None = None
     """Name of the model on the server."""
-    samples: PositiveInt = 2
+    samples: int = bounded(2, at_least=1)
     """Responses to each question."""
     criterion: Literal["strict", "lenient", "either"] = "either"
     """What makes a response right."""
     drop_when: Literal["any", "all"] = "any"
     """Drop a question if any of its responses is right, or only if all are."""
-    limit: PositiveInt | None = None
+    limit: int | None = bounded(None, at_least=1)
     """Use only this many questions, the first ones."""
-    keep: PositiveInt | None = None
+    keep: int | None = bounded(None, at_least=1)
     """Write only this many of the questions that stay, the first ones."""
     keep_failed: bool = argument(
         "--keep_failed", action="store_true", default=False, help="keep questions that fail again and again, instead of stopping"
@@ -55,11 +56,11 @@ class Filter(Command):
     """Sampling temperature."""
     top_p: float = 0.7
     """Sample from the smallest set of most likely tokens that reaches this probability."""
-    max_new_tokens: PositiveInt = 512
+    max_new_tokens: int = bounded(512, at_least=1)
     """Largest number of tokens of a response."""
-    seed: int = 0
+    seed: int = bounded(0, 0, 2**63 - 1)
     """Seed of the sampling."""
-    concurrency: PositiveInt | None = None
+    concurrency: int | None = bounded(None, at_least=1)
     """Questions in work at the same time; 128 if not given, with a server 32."""
     device: str = "auto"
     """Device of --model: auto, cpu, cuda, cuda:N or map."""
@@ -101,10 +102,9 @@ class Filter(Command):
 
 def check(options: Filter) -> "ReaderOptions":
     """How the model is run; ValueError for options out of range or that exclude each other."""
-    from memrl.reading.open_model import ReaderOptions, check_options, check_seed
+    from memrl.reading.open_model import ReaderOptions
 
     check_out(options.out, [options.input], (".jsonl", ".parquet"))
-    check_seed(options.seed)
     if (options.model is None) == (options.endpoint is None):
         raise ValueError("give the model: either --model DIR, or --endpoint URL with --name NAME")
     if options.endpoint is not None and not options.name:

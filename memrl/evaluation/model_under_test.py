@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from memrl.agents.limits import check_turn
 from memrl.agents.memory import AgentConfig
 from memrl.evaluation.tasks import Task
-from memrl.reading.open_model import ReaderOptions, check_seed, decoding, load_settings, model_window, open_llm
+from memrl.reading.open_model import ReaderOptions, decoding, load_settings, model_window, open_llm
 
 if TYPE_CHECKING:
     from memrl.evaluation.methods import Method
@@ -39,10 +39,6 @@ class Options(Protocol):
 
 def check_options(options: Options, reader: ReaderOptions) -> None:
     """Raise a ValueError for numbers out of range, and for options that exclude each other."""
-    for name, value in (("samples", options.samples), ("repeats", options.repeats)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")
-    check_seed(options.seed)
     if options.repeats > 1 and reader.temperature == 0:
         raise ValueError(
             f"repeats is {options.repeats}, but at temperature 0 all readings of a document are the same; give --temperature 1, "
