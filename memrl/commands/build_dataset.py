@@ -50,13 +50,7 @@ class LongDocumentsCommand(Drawing):
 
     kind: ClassVar[str]
 
-    input: list[Path] = argument(
-        "input",
-        type=Path,
-        nargs="+",
-        metavar="INPUT",
-        help="files or folders of .parquet files; questions without answers are left out",
-    )
+    input: list[Path] = argument("input", type=Path, nargs="+", metavar="INPUT", help="files, or folders of .parquet files")
     out: Path
     """Data set to write, .jsonl or .parquet."""
     documents: int | None = bounded(None, at_least=1)
@@ -113,13 +107,13 @@ class Hotpotqa(LongDocumentsCommand):
 
 
 class Squad(LongDocumentsCommand):
-    """Put the paragraph of each SQuAD 1.1 or 2.0 question (.json, .json.gz, the hub's .parquet) among others drawn at random."""
+    """Put the paragraph of each answerable SQuAD question (.json, .json.gz, the hub's .parquet) among others drawn at random."""
 
     kind = "squad"
 
 
 class Musique(LongDocumentsCommand):
-    """Put the paragraphs of each MuSiQue question (.jsonl or .jsonl.gz) among others drawn at random."""
+    """Put the paragraphs of each answerable MuSiQue question (.jsonl or .jsonl.gz) among others drawn at random."""
 
     kind = "musique"
 

@@ -10,7 +10,7 @@ import io
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +78,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = "memrl infer") -> i
         total = sum(-(-size // agent.chunk_tokens) for size in sizes)
         began = time.monotonic()
         with Progress("read", total, "chunks") as progress:
-            read_documents(llm, samples, agent, Watcher(progress, readings, len(samples)), seed=options.seed)
+
+            def on_progress(reading: Reading) -> None:
+                readings[reading.sample.id] = reading
+                show_progress(progress, readings.values(), len(samples), reading)
+
+            read_documents(llm, samples, agent, on_progress, seed=options.seed)
     except KeyboardInterrupt:
         done = sum(reading.done for reading in readings.values())
         saved = f", saved in {options.json}" if options.json and done else ""
@@ -120,23 +125,11 @@ def measure(samples: list[Sample], llm: "LocalLLM") -> tuple[list[int], list[str
     return sizes, list(warnings.values())
 
 
-class Watcher:
-    """Show the progress of all readings together, and collect them by sample."""
-
-    def __init__(self, progress: Progress, readings: dict[str, Reading], num_answers: int):
-        self.progress, self.readings, self.num_answers = progress, readings, num_answers
-        self._before: dict[str, tuple[int, int]] = {}
-        self._tokens = self._done = 0
-
-    def __call__(self, reading: Reading) -> None:
-        self.readings[reading.sample.id] = reading
-        chunks, tokens = self._before.get(reading.sample.id, (0, 0))
-        self._before[reading.sample.id] = (reading.chunks_read, reading.tokens_read)
-        self._tokens += reading.tokens_read - tokens
-        self._done += reading.done
-        answers = {"answers": f"{self._done}/{self.num_answers}"} if self.num_answers > 1 else {}
-        fields = {"tokens": f"{self._tokens:,}", "memory": f"{reading.memory_tokens} tokens", **answers}
-        self.progress.advance(reading.chunks_read - chunks, **fields)
+def show_progress(progress: Progress, readings: Collection[Reading], num_answers: int, current: Reading) -> None:
+    tokens, done = sum(reading.tokens_read for reading in readings), sum(reading.done for reading in readings)
+    answers = {"answers": f"{done}/{num_answers}"} if num_answers > 1 else {}
+    fields = {"tokens": f"{tokens:,}", "memory": f"{current.memory_tokens} tokens", **answers}
+    progress.set(sum(reading.chunks_read for reading in readings), **fields)
 
 
 def write_outputs(answered: list[Reading], traced: list[Reading], options: InferOptions) -> bool:

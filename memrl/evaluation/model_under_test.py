@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING
 
 from memrl.agents.limits import check_turn
 from memrl.agents.memory import AgentConfig
+from memrl.evaluation.options import Options
 from memrl.evaluation.tasks import Task
 from memrl.reading.open_model import ReaderOptions, decoding, load_settings, model_window, open_llm
 
@@ -17,28 +18,11 @@ if TYPE_CHECKING:
     from memrl.llm import LLM
     from memrl.tokenizer import Tokenizer
 
-_GENERIC = ("model", "best")  # names that train.py gives to every model folder, so the run's name is added
-
-
-class Options(Protocol):
-    """The options of the command `eval`; its parser describes them."""
-
-    model: str
-    task: str
-    lengths: str | None
-    methods: str
-    samples: int | None
-    repeats: int
-    seed: int
-    out: str | None
-    resume: Literal["auto", "no"]
-    label: str | None
-    endpoint: str | None
-    tokenizer: str | None
+_GENERIC = ("model", "best")  # names that `memrl train` gives to every model folder, so the run's name is added
 
 
 def check_options(options: Options, reader: ReaderOptions) -> None:
-    """Raise a ValueError for numbers out of range, and for options that exclude each other."""
+    """Raise a ValueError for options that exclude each other."""
     if options.repeats > 1 and reader.temperature == 0:
         raise ValueError(
             f"repeats is {options.repeats}, but at temperature 0 all readings of a document are the same; give --temperature 1, "

@@ -73,11 +73,7 @@ class ReaderOptions:
 
 
 def load_settings(model: str | Path, options: ReaderOptions) -> "tuple[AgentConfig, Tokenizer]":
-    """Agent settings and tokenizer of a model folder, checked before the weights are read.
-
-    Raises:
-        ValueError: there is no such folder, or a file in it or an option is not usable.
-    """
+    """Agent settings and tokenizer of a model folder; ValueError if the folder, a file in it or an option is not usable."""
     from memrl.agents.agent_file import load_agent
     from memrl.tokenizer import load_tokenizer
 
@@ -91,11 +87,7 @@ def load_settings(model: str | Path, options: ReaderOptions) -> "tuple[AgentConf
 
 
 def model_window(model: str | Path, options: ReaderOptions) -> int:
-    """Largest number of tokens of a prompt and its response together: the model's window, stretched by YaRN if that is on.
-
-    Raises:
-        ValueError: config.json cannot be used, or not together with the option yarn.
-    """
+    """Most tokens of a prompt and its response: the model's window, stretched by YaRN; ValueError if it cannot be."""
     from memrl.model.hf_config import longest_text, read_config
 
     return longest_text(read_config(model, options.yarn))

@@ -28,7 +28,7 @@ _TYPES = {
         ("error", "id", "question", "prompt_tokens", "response_tokens", "seconds", "peak_gib", "chunk_tokens"), object
     ),
 }
-_GENERIC = ("model", "best")  # folder names that train.py gives every model; the run's name is put before them
+_GENERIC = ("model", "best")  # folder names that `memrl train` gives every model; the run's name is put before them
 
 Row = dict[str, Any]
 Cell = tuple[str, Length]
@@ -132,10 +132,10 @@ def _join(found: Sequence[Series]) -> list[Series]:
 
 def _read_folder(folder: Path) -> list[Series]:
     if not folder.is_dir():
-        raise ValueError(f"{folder}: there is no such folder; give a results folder of eval.py")
+        raise ValueError(f"{folder}: there is no such folder; give a results folder of `memrl eval`")
     files = sorted(folder.glob("samples*.jsonl"))
     if not files:
-        raise ValueError(f"{folder} holds no samples.jsonl; give a results folder of eval.py")
+        raise ValueError(f"{folder} holds no samples.jsonl; give a results folder of `memrl eval`")
     readings: dict[tuple, Row] = {}
     for path in files:
         for number, record in read_records(path):
@@ -144,7 +144,7 @@ def _read_folder(folder: Path) -> list[Series]:
             if key not in readings or row["error"] is None or readings[key]["error"] is not None:
                 readings[key] = row
     if not readings:
-        raise ValueError(f"{folder} holds no rows yet; wait until eval.py has finished a document")
+        raise ValueError(f"{folder} holds no rows yet; wait until `memrl eval` has finished a document")
     config = _read_config(folder)
     series: dict[tuple[str, str], Series] = {}
     for row in readings.values():
@@ -183,15 +183,15 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError:
-        raise ValueError(f"{folder / CONFIG_FILE} is not JSON; run eval.py into another folder") from None
+        raise ValueError(f"{folder / CONFIG_FILE} is not JSON; run `memrl eval` into another folder") from None
     return config if isinstance(config, dict) else {}
 
 
 def _checked(record: Row, where: str) -> Row:
     for name in _TYPES:
         if name not in record:
-            raise ValueError(f"{where} has no {name!r}: rows of an earlier format; run eval.py again into another --out")
+            raise ValueError(f"{where} has no {name!r}: rows of an earlier format; run `memrl eval` again into another --out")
     for name, kind in _TYPES.items():
         if not isinstance(record[name], kind):
-            raise ValueError(f"{where}: {name} is {json.dumps(record[name])[:60]}; eval.py does not write that")
+            raise ValueError(f"{where}: {name} is {json.dumps(record[name])[:60]}; `memrl eval` does not write that")
     return {name: record[name] for name in _TYPES}
