@@ -21,7 +21,7 @@ class Sample:
     Attributes:
         id: unique in its data set; names the sample in every result file.
         context: the document, of any length; may be empty.
-        answers: the gold answers; empty if unknown (`infer.py`).
+        answers: the gold answers; empty if unknown (`memrl infer`).
         match: "any": each of the answers alone is correct. "all": every one of them must be named.
         metadata: further fields of the data set, such as the position of the evidence.
     """

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from memrl.__main__ import COMMANDS, main
-from memrl.commands import data, prompts, train
-from memrl.utils.command_line import PACKAGED_CONFIGS, Command, PositiveInt, argument, find_config, parse_options
+from memrl.__main__ import COMMANDS, DATA, PROMPTS, main
+from memrl.commands import train
+from memrl.utils.bounds import bounded
+from memrl.utils.command_line import PACKAGED_CONFIGS, Command, argument, find_config, parse_options
 from tests.tiny_folder import make_folder
 
 REPO = Path(__file__).resolve().parent.parent
 EVERY_COMMAND = [(name,) for name in COMMANDS]
-EVERY_COMMAND += [("data", name) for name in data.COMMANDS] + [("prompts", name) for name in prompts.COMMANDS]
+EVERY_COMMAND += [("data", name) for name in DATA] + [("prompts", name) for name in PROMPTS]
 
 
 def run_script(code: str, folder: Path = REPO, *arguments: str) -> subprocess.CompletedProcess:
@@ -47,7 +48,7 @@ def test_help_names_no_types_in_pythons_notation(command, capsys):
         pass
     printed = capsys.readouterr().out
     assert printed.startswith(f"usage: memrl {' '.join(command)}")
-    assert not any(word in printed for word in ("<class", "Literal[", "PositiveInt", "subcommand"))
+    assert not any(word in printed for word in ("<class", "Literal[", "subcommand"))
 
 
 def test_the_list_names_every_command(capsys):
@@ -69,9 +70,11 @@ def test_the_list_names_every_command(capsys):
         (["train", "--rl.dual_clip", "x"], "rl.dual_clip is 'x'; it must be a number"),
         (["train", "--rl.credit", "all"], "rl.credit is 'all'; it must be one of 'broadcast', 'final_only', 'split'"),
         (["train", "--data.shuffle", "maybe"], "data.shuffle is 'maybe'; it must be true or false"),
-        (["trace", "x", "--out", "y", "--last", "0"], "last is '0'; it must be a whole number of at least 1"),
-        (["data", "filter", "a", "b", "--limit", "-1"], "limit is '-1'; it must be a whole number of at least 1"),
-        (["report", "a"], "missing: --out (see memrl report --help)"),
+        (["trace", "x", "--out", "y", "--last", "0"], "last is 0; it must be at least 1"),
+        (["data", "filter", "a", "b", "--limit", "-1"], "limit is -1; it must be at least 1, or null"),
+        (["infer", "a", "-q", "b", "--model", "c", "--temperature", "nan"], "temperature is 'nan'; it must be a number"),
+        (["infer", "a", "-q", "b", "--model", "c", "--temperature", ".nan"], "temperature is nan; it must be at least 0"),
+        (["report", "a"], "the following arguments are required: out (see memrl report --help)"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -88,7 +91,7 @@ class Sum(Command):
     """Add whole numbers."""
 
     numbers: list[int] = argument("numbers", type=int, nargs="+", help="numbers to add")
-    times: PositiveInt = 1
+    times: int = bounded(1, at_least=1)
     """Multiply the sum by this."""
     names: list[str] = argument("--names", type=str, nargs="+", default=[], help="names to print")
 

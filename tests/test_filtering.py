@@ -307,7 +307,8 @@ def test_a_question_travels_to_a_server_as_it_is():
         (["--endpoint", "x", "--name", "x"], "endpoint 'x' is not an address"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_asked(tmp_path, words, message):
+def test_mistakes_are_told_before_anything_is_asked(tmp_path, words, message, monkeypatch):
+    monkeypatch.setenv("MEMRL_TRACEBACK", "1")  # raise instead of ending the process
     with pytest.raises(ValueError, match=message):
         command(write_questions(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl", *words)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memrl.commands.data import main
+from memrl.__main__ import main
 from memrl.data import load_samples
 from memrl.data.documents import FORMAT
 from tests.test_sources import hotpot_item, hub_row, json_lines, musique_item, squad_file
@@ -148,7 +148,7 @@ def test_ruler_hotpotqa_writes_the_same_questions_at_each_length(write_items, tm
 MISTAKES = {
     # what the one line must say: arguments; {} is the folder of the test's files
     "--documents": "hotpotqa {}/good.json --out {}/o.jsonl",
-    "'0'": "hotpotqa {}/good.json --out {}/o.jsonl --documents 0",
+    "documents is 0": "hotpotqa {}/good.json --out {}/o.jsonl --documents 0",
     "9 documents": "hotpotqa {}/good.json --out {}/o.jsonl --documents 9",
     "none.json": "hotpotqa {}/none.json --out {}/o.jsonl --documents 4",
     "cut.json.gz: cannot be read": "hotpotqa {}/cut.json.gz --out {}/o.jsonl --documents 4",
@@ -169,7 +169,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, write_items, tmp_path, cap
     write_items([hotpot_item(0)], "cut.json.gz").write_bytes(gzip.compress(good.read_bytes())[:40])
     (tmp_path / "bad.json").write_text("[{")
     with pytest.raises(SystemExit) as ended:
-        main(MISTAKES[words].format(tmp_path, tmp_path).split())
+        main(["data", *MISTAKES[words].format(tmp_path, tmp_path).split()])
     assert ended.value.code == 2
     *_, line = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("error: ") and words in line

@@ -120,7 +120,7 @@ def test_mistakes_are_one_line_and_exit_code_2(infer, text_file, tmp_path):
         ((text_file, "-q", "red " * 7), "7 tokens, and the cap is 6"),
         ((text_file, "-q", "  "), "question is empty"),
         ((text_file,), "question"),
-        (("-q", Q), "FILE"),
+        (("-q", Q), "files"),
         ((text_file, "-q", Q, "--json", tmp_path), "cannot be written"),
         ((text_file, "-q", Q, "--trace", tmp_path / "none" / "x.html"), "cannot be written"),
         ((text_file, "-q", Q, "--jsn", "x"), "jsn"),

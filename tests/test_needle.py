@@ -160,10 +160,10 @@ def test_warm_start_is_reproducible(tokenizer):
 
 
 def test_documents_for_reading_are_written_with_their_question(tmp_path, capsys):
-    from memrl.commands.data import main
+    from memrl.__main__ import main
 
     out = tmp_path / "needle.txt"
-    assert main(["needle", "--chunks", "3", "--seed", "5", "--out", str(out)]) == 0
+    assert main(["data", "needle", "--chunks", "3", "--seed", "5", "--out", str(out)]) == 0
     sample = make_sample(3, 5)
     assert out.read_text().strip() == sample.context
     printed = capsys.readouterr().out

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from memrl.__main__ import main
 from memrl.agents import AgentConfig
 from memrl.agents.agent_file import load_agent, save_agent
-from memrl.commands.prompts import main
 from memrl.prompts import PromptTemplate, load_prompts
 from memrl.prompts.import_original import import_prompts
 from memrl.tokenizer import load_tokenizer
@@ -107,7 +107,7 @@ def test_prompts_that_a_file_imports_are_taken_as_it_uses_them(repository):
 
 def test_the_file_that_is_written_says_where_each_text_came_from(repository, tmp_path, capsys):
     out = tmp_path / "original.yaml"
-    assert main(["import", str(repository), "--out", str(out)]) == 0
+    assert main(["prompts", "import", str(repository), "--out", str(out)]) == 0
     lines = out.read_text().splitlines()
     for role, name in (("memory", "TEMPLATE"), ("answer", "TEMPLATE_FINAL_BOXED"), ("no_memory", "self.NO_MEMORY_TOKENS")):
         source = next(line for line in lines if line.startswith(f"#   {role} "))
@@ -122,13 +122,13 @@ def test_the_file_that_is_written_says_where_each_text_came_from(repository, tmp
 
 
 def test_without_out_the_file_goes_to_standard_output(repository, capsys):
-    assert main(["import", str(repository)]) == 0
+    assert main(["prompts", "import", str(repository)]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["memory"] == ours(UPDATE)
 
 
 def test_a_model_folder_keeps_the_imported_prompts(repository, tmp_path):
     out = tmp_path / "original.yaml"
-    main(["import", str(repository), "--out", str(out)])
+    main(["prompts", "import", str(repository), "--out", str(out)])
     config = AgentConfig(load_prompts(out))
     save_agent(config, tmp_path)
     assert load_agent(tmp_path) == config
@@ -144,7 +144,7 @@ def test_rendered_prompts_are_the_originals_token_for_token(repository, tmp_path
             pytest.skip(f"no tokenizer at {folder}")
         tokenizer = load_tokenizer(folder)
     out = tmp_path / "original.yaml"
-    main(["import", str(repository), "--out", str(out)])
+    main(["prompts", "import", str(repository), "--out", str(out)])
     prompts = load_prompts(out)
     slots = {"prompt": "Who?", "memory": prompts.no_memory, "chunk": " once\n\n"}
     ids = {name: tokenizer.encode(text) for name, text in slots.items()}
@@ -175,7 +175,7 @@ def test_any_text_comes_through_the_file_to_the_letter(tmp_path, template):
     source = f"T = {template!r}\nF = {FINAL!r}\nNO_MEMORY = '-: #'\nask(T.format(), F.format())\n"
     folder = write(tmp_path / "copy", {"quickstart.py": source})
     out = tmp_path / "p.yaml"
-    main(["import", str(folder), "--out", str(out)])
+    main(["prompts", "import", str(folder), "--out", str(out)])
     prompts = load_prompts(out)
     shown = prompts.memory.replace("{question}", "Q").replace("{memory}", "M").replace("{section}", "S")
     assert shown == template.format(prompt="Q", memory="M", chunk="S")
@@ -221,7 +221,7 @@ def test_what_is_missing_or_ambiguous_is_one_line(tmp_path, capsys, mistake):
     files, named = MISTAKES[mistake]
     folder = write(tmp_path / "copy", files)
     with pytest.raises(SystemExit) as error:
-        main(["import", str(folder), "--out", str(tmp_path / "p.yaml")])
+        main(["prompts", "import", str(folder), "--out", str(tmp_path / "p.yaml")])
     message = capsys.readouterr().err
     assert error.value.code == 2 and named in message and message.count("\n") == 1
     assert not (tmp_path / "p.yaml").exists()
@@ -236,7 +236,7 @@ def test_wrong_paths_are_one_line(repository, tmp_path, capsys):
         (repository, "no/p.yaml", "no folder"),
     ]:
         with pytest.raises(SystemExit):
-            main(["import", str(path), "--out", str(tmp_path / out)])
+            main(["prompts", "import", str(path), "--out", str(tmp_path / out)])
         message = capsys.readouterr().err
         assert named in message and message.count("\n") == 1
     assert (tmp_path / "old.yaml").read_text() == "mine"

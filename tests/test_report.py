@@ -472,8 +472,8 @@ def test_formulas_and_tags_in_names_are_shown_as_they_are(tmp_path):
         (["A", "--out", "OUT", "--baseline", "x"], "baseline is 'x', and the series are 'tiny/model'; give one of them"),
         (["A", "--out", "A/samples.jsonl"], "is not a folder"),
         (["A", "--out", "OUT", "--score", "best"], "invalid choice: 'best'"),
-        (["A"], "--out"),
-        (["--out", "OUT"], "FOLDER"),
+        (["A"], "required: out"),
+        (["--out", "OUT"], "required: folders"),
     ],
 )
 def test_mistakes_are_one_line_and_code_2(folders, tmp_path, capsys, arguments, message):

@@ -225,7 +225,7 @@ def test_command_writes_the_page_and_says_so(tmp_path, capsys):
         ('{"step": 1, "question": "q", "turns": [{"kind": "memory"}]}\n', (), "a 'kind' and a 'response'"),
         ('{"step": 1, "question": "q", "turns": [{"kind": "a", "response": "b", "prompt": 1}]}\n', (), "must be text"),
         (json.dumps(rollout(7)) + "\n", ("--step", "9"), "no rollout of step 9; its steps go from 7 to 7"),
-        (json.dumps(rollout(7)) + "\n", ("--last", "0"), "must be a whole number of at least 1"),
+        (json.dumps(rollout(7)) + "\n", ("--last", "0"), "must be at least 1"),
         (json.dumps(rollout(7)) + "\n", ("--out", "nowhere/x.html"), "there is no folder nowhere"),
     ],
 )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from memrl.__main__ import main
 from memrl.commands.build_dataset import parse_tasks
-from memrl.commands.data import main
 from memrl.data.ruler import TASKS, RulerFiles, make_ruler
 from memrl.data.ruler.fitting import Document, TooShort, fit
 from memrl.data.ruler.haystack import NOISE, Haystack, read_essays
@@ -295,7 +295,7 @@ def test_no_word_of_the_lists_stands_within_another():
 @pytest.fixture
 def run_command():
     def run_command(*arguments: str | Path) -> None:
-        main(["ruler", *map(str, arguments)])
+        main(["data", "ruler", *map(str, arguments)])
 
     return run_command
 

@@ -6,15 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from memrl.data.ruler import TASKS, RulerFiles, make_ruler
-from memrl.utils.command_line import Command, PositiveInt, argument, check_out
+from memrl.data.ruler import POOL, TASKS, RulerFiles, make_ruler
+from memrl.utils.bounds import bounded
+from memrl.utils.command_line import Command, argument, check_out
 from memrl.utils.lengths import read_length
 
 if TYPE_CHECKING:
     from memrl.types import Sample
 
 SUFFIXES = (".jsonl", ".parquet")
-_POOL = "more paragraphs to draw from: HotpotQA, SQuAD or MuSiQue files, or lists of objects with title and text"
 
 
 @dataclass(kw_only=True)
@@ -23,9 +23,25 @@ class Drawing(Command):
 
     seed: int = 0
     """Seed of the draw and the order of the paragraphs."""
-    pool: list[Path] = argument("--pool", type=Path, nargs="+", default=[], metavar="FILE", help=_POOL)
+    pool: list[Path] = argument("--pool", type=Path, nargs="+", default=[], metavar="FILE", help=POOL)
     repeat: Literal["refuse", "report"] = "refuse"
     """If there are too few paragraphs: refuse, or repeat some and report how many in each sample."""
+
+    def write(self, out: Path, make: Callable[[int], "Sample"], count: int, recipe: dict[str, Any], label: str) -> str:
+        """Write the samples; return how many of their paragraphs are copies, to be printed, or "" if none is."""
+        from memrl.data import write_samples
+
+        repeated = total = 0
+
+        def counted(index: int) -> "Sample":
+            nonlocal repeated, total
+            sample = make(index)
+            repeated += sample.metadata["repeated"]
+            total += sample.metadata["num_documents"]
+            return sample
+
+        write_samples(out, counted, count, recipe, label)
+        return f"; {repeated} of the {total} paragraphs just written are copies" if repeated else ""
 
 
 @dataclass(kw_only=True)
@@ -37,21 +53,21 @@ class LongDocumentsCommand(Drawing):
     input: list[Path] = argument("input", type=Path, nargs="+", metavar="INPUT", help="files, or folders of .parquet files")
     out: Path
     """Data set to write, .jsonl or .parquet."""
-    documents: PositiveInt | None = None
+    documents: int | None = bounded(None, at_least=1)
     """Paragraphs in each document; give this or --tokens."""
     tokens: str | None = None
     """Length of each document in tokens, 32k for example: never more, at most 1% less; needs --tokenizer."""
     tokenizer: Path | None = None
     """Folder of the model whose tokenizer counts the tokens."""
-    limit: PositiveInt | None = None
+    limit: int | None = bounded(None, at_least=1)
     """Use only this many questions, the first ones."""
 
     def run(self) -> None:
-        from memrl.data import write_samples
         from memrl.data.corpora import read_pool, read_sources, source_files
-        from memrl.data.documents import LongDocuments
+        from memrl.data.documents import FORMAT, LongDocuments
         from memrl.data.paragraphs import Pool
         from memrl.tokenizer import load_tokenizer
+        from memrl.utils.files import fingerprint
 
         files, pool_files = source_files(self.input), source_files(self.pool)
         inputs = [*files, *pool_files]
@@ -59,14 +75,18 @@ class LongDocumentsCommand(Drawing):
         size, unit = self.size()
         source = read_sources(files, self.kind)
         pool = Pool([*source.paragraphs, *read_pool(pool_files)])
-        tokenizer = load_tokenizer(self.tokenizer) if self.tokenizer else None
-        documents = LongDocuments(pool, tokenizer, self.repeat)
+        # All that the data set depends on; written beside it, and compared when the command is run again.
+        recipe = {"command": self.kind, "format": FORMAT, "input": [f"{path.name} {fingerprint([path])}" for path in inputs]}
+        recipe |= {"seed": self.seed, "repeat": self.repeat, unit: size}
+        if self.tokenizer is not None:
+            names = [self.tokenizer / name for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")]
+            recipe["tokenizer"] = fingerprint(name for name in names if name.is_file())
+        documents = LongDocuments(pool, load_tokenizer(self.tokenizer) if self.tokenizer else None, self.repeat)
         draw = documents.of_tokens if unit == "tokens" else documents.of_documents
         questions = source.questions[: self.limit]
-        counted = Repeats(lambda index: draw(questions[index], size, self.seed))
-        write_samples(self.out, counted, len(questions), self.recipe(inputs), self.kind)
+        copies = self.write(self.out, lambda index: draw(questions[index], size, self.seed), len(questions), recipe, self.kind)
         left_out = f"; {source.num_unanswerable} without an answer are left out" if source.num_unanswerable else ""
-        print(f"{self.out}: {len(questions)} questions, {size} {unit} each{counted.report()}{left_out}")
+        print(f"{self.out}: {len(questions)} questions, {size} {unit} each{copies}{left_out}")
 
     def size(self) -> tuple[int, str]:
         """Length of the documents, and its unit."""
@@ -79,68 +99,23 @@ class LongDocumentsCommand(Drawing):
             raise ValueError(f"--tokens: {self.tokens!r} is not a length; give a positive whole number like 800, 32k or 1m")
         return size, "tokens"
 
-    def recipe(self, inputs: list[Path]) -> dict[str, Any]:
-        """All that the data set depends on; written beside it, and compared when the command is run again."""
-        from memrl.data.documents import FORMAT
-        from memrl.utils.files import fingerprint
-
-        size, unit = self.size()
-        recipe = {
-            "command": self.kind,
-            "format": FORMAT,
-            "input": [f"{path.name} {fingerprint([path])}" for path in inputs],
-            "seed": self.seed,
-            "repeat": self.repeat,
-        }
-        if self.tokenizer is None:
-            return {**recipe, unit: size}
-        files = [self.tokenizer / name for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")]
-        return {**recipe, unit: size, "tokenizer": fingerprint(file for file in files if file.is_file())}
-
 
 class Hotpotqa(LongDocumentsCommand):
-    """Put the paragraphs of each HotpotQA question among others drawn at random, numbered and shuffled.
-
-    INPUT is HotpotQA's .json or .json.gz, or the Hugging Face hub's .parquet.
-    """
+    """Put the paragraphs of each HotpotQA question (.json, .json.gz, the hub's .parquet) among others drawn at random."""
 
     kind = "hotpotqa"
 
 
 class Squad(LongDocumentsCommand):
-    """Put the paragraph of each SQuAD question among others drawn at random, numbered and shuffled.
-
-    INPUT is SQuAD v1.1 or v2.0 as .json or .json.gz, or the Hugging Face hub's .parquet. Questions without an answer are left
-    out.
-    """
+    """Put the paragraph of each answerable SQuAD question (.json, .json.gz, the hub's .parquet) among others drawn at random."""
 
     kind = "squad"
 
 
 class Musique(LongDocumentsCommand):
-    """Put the paragraphs of each MuSiQue question among others drawn at random, numbered and shuffled.
-
-    INPUT is MuSiQue's .jsonl or .jsonl.gz. Questions without an answer are left out.
-    """
+    """Put the paragraphs of each answerable MuSiQue question (.jsonl or .jsonl.gz) among others drawn at random."""
 
     kind = "musique"
-
-
-class Repeats:
-    """Makes samples and counts the copies of paragraphs in them."""
-
-    def __init__(self, make: Callable[[int], "Sample"]):
-        self._make, self._repeated, self._documents = make, 0, 0
-
-    def __call__(self, index: int) -> "Sample":
-        sample = self._make(index)
-        self._repeated += sample.metadata["repeated"]
-        self._documents += sample.metadata["num_documents"]
-        return sample
-
-    def report(self) -> str:
-        """How many of the paragraphs that were written are copies; "" if none is."""
-        return f"; {self._repeated} of the {self._documents} paragraphs just written are copies" if self._repeated else ""
 
 
 @dataclass(kw_only=True)
@@ -152,17 +127,15 @@ class RulerHotpotqa(Drawing):
     """Numbers of paragraphs in a document, separated by commas: 50,200,800."""
     out: Path
     """Folder of the files; it is created."""
-    samples: PositiveInt = 128
+    samples: int = bounded(128, at_least=1)
     """Use this many questions, the first ones."""
     format: Literal["parquet", "jsonl"] = "parquet"
     """Format of the files."""
 
     def run(self) -> None:
-        from memrl.data import write_samples
         from memrl.data.ruler_hotpotqa import RulerHotpotQA
         from memrl.evaluation.tasks import parse_lengths
 
-        check_out(self.out)
         counts = parse_lengths(self.documents)
         files = RulerFiles(hotpotqa=str(self.input), pool=[str(path) for path in self.pool], repeat=self.repeat)
         task = RulerHotpotQA(files)
@@ -171,11 +144,10 @@ class RulerHotpotqa(Drawing):
         self.out.mkdir(exist_ok=True)
         for documents in counts:
             path = self.out / f"{task.name}_{documents}.{self.format}"
-            recipe = {"command": task.name, "version": task.version, "documents": documents, "seed": self.seed}
-            recipe["repeat"] = self.repeat
-            make = Repeats(partial(_sample, task, documents, self.seed))
-            write_samples(path, make, count, recipe, f"{documents} documents")
-            print(f"{path}: {count} questions{fewer}, {documents} documents each{make.report()}")
+            recipe = {"command": task.name, "version": task.version, "documents": documents}
+            recipe |= {"seed": self.seed, "repeat": self.repeat}
+            copies = self.write(path, partial(task.sample, documents, seed=self.seed), count, recipe, f"{documents} documents")
+            print(f"{path}: {count} questions{fewer}, {documents} documents each{copies}")
 
 
 @dataclass(kw_only=True)
@@ -190,9 +162,8 @@ class Ruler(RulerFiles, Command):
     """Folder to write to; it is created."""
     tasks: str = "all"
     """Names separated by commas, or all 13."""
-    samples: PositiveInt = 128
+    samples: int = bounded(128, at_least=1)
     """Samples of each task and length."""
-    pool: list[str] = argument("--pool", type=str, nargs="+", default=[], metavar="FILE", help=f"for qa_1 and qa_2, {_POOL}")
     seed: int = 0
     """Seed of all draws."""
     format: Literal["parquet", "jsonl"] = "parquet"
@@ -222,7 +193,7 @@ class Ruler(RulerFiles, Command):
             for length in lengths:
                 path = self.out / f"{name}_{length}.{self.format}"
                 recipe = {"task": name, "length": length, "seed": self.seed, "version": task.version}
-                write_samples(path, partial(_sample, task, length, self.seed), self.samples, recipe, path.stem)
+                write_samples(path, partial(task.sample, length, seed=self.seed), self.samples, recipe, path.stem)
                 print(f"{path}: {self.samples} samples")
 
 
@@ -230,7 +201,7 @@ class Ruler(RulerFiles, Command):
 class Needle(Command):
     """Write a document of the miniature's own language as a text file, and print the question to ask with its answer."""
 
-    chunks: PositiveInt
+    chunks: int
     """Length of the document in chunks."""
     out: Path
     """Text file to write."""
@@ -250,21 +221,13 @@ class Needle(Command):
 
 
 def parse_tasks(text: str) -> list[str]:
-    """`all`, or names separated by commas, each once.
-
-    Raises:
-        ValueError: an unknown name, or one given twice.
-    """
+    """`all`, or names separated by commas; ValueError for an unknown name or one given twice."""
     if text == "all":
         return list(TASKS)
     names = [name.strip() for name in text.split(",")]
-    for place, name in enumerate(names):
+    for name in names:
         if name not in TASKS:
             raise ValueError(f"--tasks: there is no task {name!r}; give all, or some of {', '.join(TASKS)}")
-        if name in names[:place]:
+        if names.count(name) > 1:
             raise ValueError(f"--tasks: {name} is given twice; give each task once")
     return names
-
-
-def _sample(task, size: int, seed: int, index: int) -> "Sample":
-    return task.sample(size, index, seed)

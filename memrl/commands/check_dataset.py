@@ -46,7 +46,10 @@ class Check(Command):
             print(spread("tokens", tokens))
         print(spread("answers", answers) + (f"; all have to be named in {every_answer} samples" if every_answer else ""))
         print(histogram(depths))
-        print("\n".join(describe_sample(samples[0])))
+        first = samples[0]
+        print(f"\nfirst sample {first.id}\nquestion    {first.question}\nanswers     {' | '.join(first.answers)}")
+        print(f"metadata    {', '.join(first.metadata) or 'none'}")
+        print(f"document    {' '.join(first.context[:SHOWN].split())}{' ...' * (len(first.context) > SHOWN)}")
 
 
 @dataclass(kw_only=True)
@@ -91,15 +94,3 @@ def histogram(depths: Iterable[float]) -> str:
     if not sum(counts):
         return f"{'evidence':<12}not marked"
     return f"{'evidence':<12}{'  '.join(map(str, counts))}   by tenths of the document"
-
-
-def describe_sample(sample: "Sample") -> list[str]:
-    shown = " ".join(sample.context[:SHOWN].split()) + (" ..." if len(sample.context) > SHOWN else "")
-    return [
-        "",
-        f"first sample {sample.id}",
-        f"question    {sample.question}",
-        f"answers     {' | '.join(sample.answers)}",
-        f"metadata    {', '.join(sample.metadata) or 'none'}",
-        f"document    {shown}",
-    ]

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from memrl.utils.command_line import Command, PositiveInt, argument, check_out
+from memrl.utils.bounds import bounded
+from memrl.utils.command_line import Command, argument, check_out
 
 if TYPE_CHECKING:
     from memrl.data.custom import Samples
     from memrl.data.filtering import Answers, AnswersFile, Outcome, Rule
     from memrl.endpoint import RemoteLLM
     from memrl.llm import LocalLLM
-    from memrl.reading.open_model import ReaderOptions
 
 # Files of a model's folder that responses depend on, beside the weights.
 MODEL_FILES = (
@@ -38,34 +38,34 @@ class Filter(Command):
     """Address of an OpenAI-compatible server; its key is taken from OPENAI_API_KEY."""
     name: str | None = None
     """Name of the model on the server."""
-    samples: PositiveInt = 2
+    samples: int = bounded(2, at_least=1)
     """Responses to each question."""
     criterion: Literal["strict", "lenient", "either"] = "either"
     """What makes a response right."""
     drop_when: Literal["any", "all"] = "any"
     """Drop a question if any of its responses is right, or only if all are."""
-    limit: PositiveInt | None = None
+    limit: int | None = bounded(None, at_least=1)
     """Use only this many questions, the first ones."""
-    keep: PositiveInt | None = None
+    keep: int | None = bounded(None, at_least=1)
     """Write only this many of the questions that stay, the first ones."""
     keep_failed: bool = argument(
         "--keep_failed", action="store_true", default=False, help="keep questions that fail again and again, instead of stopping"
     )
-    temperature: float = 1.0
+    temperature: float = bounded(1.0, at_least=0)
     """Sampling temperature."""
-    top_p: float = 0.7
+    top_p: float = bounded(0.7, above=0, at_most=1)
     """Sample from the smallest set of most likely tokens that reaches this probability."""
-    max_new_tokens: PositiveInt = 512
+    max_new_tokens: int = bounded(512, at_least=1)
     """Largest number of tokens of a response."""
-    seed: int = 0
+    seed: int = bounded(0, 0, 2**63 - 1)
     """Seed of the sampling."""
-    concurrency: PositiveInt | None = None
+    concurrency: int | None = bounded(None, at_least=1)
     """Questions in work at the same time; 128 if not given, with a server 32."""
     device: str = "auto"
     """Device of --model: auto, cpu, cuda, cuda:N or map."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights of --model; auto keeps the checkpoint's own."""
-    cache_gib: float = 4.0
+    cache_gib: float = bounded(4.0, above=0)
     """Largest size of the key/value cache of --model, in GiB."""
 
     def run(self) -> None:
@@ -73,14 +73,15 @@ class Filter(Command):
         from memrl.data.filtering import AnswersFile, Rule, decide, first, is_answered
         from memrl.utils.files import fingerprint
 
-        reader = check(self)
+        check(self)
         samples = load_samples(self.input)
         rule = Rule(self.criterion, self.drop_when)
-        with AnswersFile(journal_path(self.out), asked_of(self)) as journal:
+        asked_about = asked_of(self)
+        with AnswersFile(self.out.with_name(f"{self.out.name}.answers.jsonl"), asked_about) as journal:
             if not is_answered(first(samples, self.limit), journal, rule, self.keep):
                 if self.out.exists():  # before any question is put to the model
                     raise ValueError(f"{self.out}: exists, and questions are left to ask; delete it or choose another name")
-                ask(self, reader, samples, journal, rule)
+                ask(self, samples, journal, rule)
             ids = samples.ids[: self.limit]
             outcome = decide(ids, journal, rule, self.keep)
             asked = sum(sample_id in journal.lines for sample_id in ids)
@@ -93,18 +94,15 @@ class Filter(Command):
         if not outcome.kept:
             raise ValueError(f"nothing stays: {report}")
         kept = hashlib.sha256("\n".join(map(str, outcome.kept)).encode()).hexdigest()
-        recipe = {"command": "filter", "input": fingerprint(samples.paths), **asked_of(self), **vars(rule)}
+        recipe = {"command": "filter", "input": fingerprint(samples.paths), **asked_about, **vars(rule)}
         recipe |= {"keep": self.keep, "kept": kept}
         write_samples(self.out, lambda index: samples[outcome.kept[index]], len(outcome.kept), recipe, "filter")
         print(f"{self.out}: {report}")
 
 
-def check(options: Filter) -> "ReaderOptions":
-    """How the model is run; ValueError for options out of range or that exclude each other."""
-    from memrl.reading.open_model import ReaderOptions, check_options, check_seed
-
+def check(options: Filter) -> None:
+    """Raise ValueError for options that exclude each other."""
     check_out(options.out, [options.input], (".jsonl", ".parquet"))
-    check_seed(options.seed)
     if (options.model is None) == (options.endpoint is None):
         raise ValueError("give the model: either --model DIR, or --endpoint URL with --name NAME")
     if options.endpoint is not None and not options.name:
@@ -115,20 +113,6 @@ def check(options: Filter) -> "ReaderOptions":
         raise ValueError(f"samples is {options.samples}, but at temperature 0 all are the same; give --samples 1")
     if options.model is not None and not options.model.is_dir():
         raise ValueError(f"there is no model folder {options.model}; give a Hugging Face folder, or --endpoint URL --name NAME")
-    reader = ReaderOptions(
-        temperature=options.temperature,
-        top_p=options.top_p,
-        max_rows=options.concurrency or 128,
-        cache_gib=options.cache_gib,
-        dtype=options.dtype,
-        device=options.device,
-    )
-    check_options(reader)
-    return reader
-
-
-def journal_path(out: Path) -> Path:
-    return out.with_name(f"{out.name}.answers.jsonl")
 
 
 def asked_of(options: Filter) -> dict[str, Any]:
@@ -146,11 +130,11 @@ def asked_of(options: Filter) -> dict[str, Any]:
     return {**source, "prompt": QUESTION_ALONE, **{name: getattr(options, name) for name in names}}
 
 
-def ask(options: Filter, reader: "ReaderOptions", samples: "Samples", journal: "AnswersFile", rule: "Rule") -> None:
+def ask(options: Filter, samples: "Samples", journal: "AnswersFile", rule: "Rule") -> None:
     from memrl.data.filtering import ask_questions, first
     from memrl.utils.progress import Progress
 
-    llm = open_model(options, reader)
+    llm = open_model(options)
     print(*llm.about, sep="\n", file=sys.stderr)
     total = len(samples) if options.limit is None else min(options.limit, len(samples))
     done = sum(sample_id in journal.lines and not journal.lines[sample_id]["error"] for sample_id in samples.ids[:total])
@@ -173,15 +157,15 @@ def ask(options: Filter, reader: "ReaderOptions", samples: "Samples", journal: "
             on_question=on_question,
         )
     if usage := getattr(llm, "usage", None):
-        print(
-            f"{usage['prompt_tokens']} prompt and {usage['completion_tokens']} response tokens, as the server counts",
-            file=sys.stderr,
-        )
+        counted = f"{usage['prompt_tokens']} prompt and {usage['completion_tokens']} response tokens"
+        print(f"{counted}, as the server counts", file=sys.stderr)
 
 
-def open_model(options: Filter, reader: "ReaderOptions") -> "LocalLLM | RemoteLLM":
-    from memrl.reading.open_model import decoding, load_settings, open_llm
+def open_model(options: Filter) -> "LocalLLM | RemoteLLM":
+    from memrl.reading.open_model import ReaderOptions, decoding, load_settings, open_llm
 
+    names = ("temperature", "top_p", "cache_gib", "dtype", "device")
+    reader = ReaderOptions(**{name: getattr(options, name) for name in names}, max_rows=options.concurrency or 128)
     if options.model is not None:
         agent, tokenizer = load_settings(options.model, reader)
         return open_llm(options.model, tokenizer, agent, reader)
@@ -189,18 +173,13 @@ def open_model(options: Filter, reader: "ReaderOptions") -> "LocalLLM | RemoteLL
     from memrl.endpoint import RemoteLLM
 
     assert options.endpoint is not None and options.name is not None, "check() refuses a missing one"
-    concurrency = options.concurrency or 32
-    llm = RemoteLLM(options.endpoint, options.name, Characters(), decoding(reader), concurrency=concurrency)
+    llm = RemoteLLM(options.endpoint, options.name, Characters(), decoding(reader), concurrency=options.concurrency or 32)
     llm.check()
     return llm
 
 
 def describe(outcome: "Outcome", rule: "Rule", asked: int) -> str:
-    """`100 questions, 12 dropped (any response right: strict 8, lenient 12, either 12), 88 kept`
-
-    Args:
-        asked: questions; more than those that `--keep` needs, as several are asked at a time.
-    """
+    """One line of counts. `asked` questions are more than `--keep` needs, as several are asked at a time."""
     counts = ", ".join(f"{name} {count}" for name, count in outcome.right.items())
     failed = f", {outcome.failed} of them failed" if outcome.failed else ""
     number = len(outcome.kept) + outcome.dropped

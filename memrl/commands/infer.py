@@ -8,22 +8,22 @@ Every question is answered for every file; all are read together.
 
 import io
 import json
-import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memrl.agents.limits import check_turn, longest_turn
 from memrl.agents.memory import check_question
-from memrl.reading.open_model import ReaderOptions, check_seed, load_settings, open_llm
+from memrl.reading.open_model import ReaderOptions, load_settings, open_llm
 from memrl.reading.reader import Reading, chunk_pace, read_documents
 from memrl.reading.text_files import read_text
 from memrl.scoring.verify import last_boxed
 from memrl.types import Sample
-from memrl.utils.command_line import argument, parse_options, user_errors
+from memrl.utils.bounds import bounded
+from memrl.utils.command_line import argument, check_out, parse_options, user_errors
 from memrl.utils.devices import peak_memory
 from memrl.utils.files import write_whole
 from memrl.utils.progress import Progress, format_seconds
@@ -42,13 +42,13 @@ class InferOptions:
     question: list[str] = argument("-q", "--question", action="append", required=True, help="may be given several times")
     model: str
     """Hugging Face folder of the model."""
-    json: str | None = None
+    json: Path | None = None
     """Write the answers to this JSON file too."""
-    trace: str | None = None
+    trace: Path | None = None
     """Write a web page that shows the memory after each chunk."""
     show_memory: bool = True
     """Print the memory below each answer; the answer was given from it alone."""
-    seed: int = 0
+    seed: int = bounded(0, 0, 2**63 - 1)
     """Seed of the sampling; at temperature 0 nothing is random."""
 
 
@@ -64,13 +64,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "memrl infer") -> i
     )
     samples: list[Sample] = []
     readings: dict[str, Reading] = {}
-    written = True
     try:
         with user_errors():
-            check_seed(options.seed)
             samples = make_samples(options.files, options.question)
-            for path in (options.json, options.trace):
-                check_output(path)
+            for path in filter(None, (options.json, options.trace)):
+                check_out(path)
             agent, tokenizer = load_settings(options.model, reader)
             longest_question = max(len(check_question(tokenizer.encode(sample.question), agent)) for sample in samples)
             llm = open_llm(options.model, tokenizer, agent, reader)
@@ -81,18 +79,22 @@ def main(arguments: Sequence[str] | None = None, prog: str = "memrl infer") -> i
         total = sum(-(-size // agent.chunk_tokens) for size in sizes)
         began = time.monotonic()
         with Progress("read", total, "chunks") as progress:
-            read_documents(llm, samples, agent, Watcher(progress, readings, len(samples)), seed=options.seed)
+
+            def on_progress(reading: Reading) -> None:
+                readings[reading.sample.id] = reading
+                show_progress(progress, readings.values(), len(samples), reading)
+
+            read_documents(llm, samples, agent, on_progress, seed=options.seed)
     except KeyboardInterrupt:
-        done = len(finished(readings, samples))
+        done = sum(reading.done for reading in readings.values())
         saved = f", saved in {options.json}" if options.json and done else ""
         print(f"interrupted: {done} of {len(options.files) * len(options.question)} answers{saved}", file=sys.stderr)
         return 130
-    finally:
-        if readings:
-            written = write_outputs(readings, samples, options)
+    finally:  # also after Ctrl-C or a crash
+        answered = [readings[sample.id] for sample in samples if sample.id in readings and readings[sample.id].done]
+        written = not readings or write_outputs(answered, answered or list(readings.values()), options)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # print ? for letters that the terminal lacks
-    answered = finished(readings, samples)
     for reading in answered:
         print_answer(reading, options.show_memory, len(options.files) > 1)
     print_summary(answered, time.monotonic() - began)
@@ -111,14 +113,6 @@ def make_samples(files: list[str], questions: list[str]) -> list[Sample]:
     ]
 
 
-def check_output(path: str | None) -> None:
-    """Refuse a file that cannot be written, before anything is read."""
-    if path is None:
-        return
-    if Path(path).is_dir() or not os.access(Path(path).resolve().parent, os.W_OK):
-        raise ValueError(f"{path} cannot be written; give the name of a file in a folder that exists")
-
-
 def measure(samples: list[Sample], llm: "LocalLLM") -> tuple[list[int], list[str]]:
     """Document tokens of every sample, and warnings about files whose words are not in the vocabulary."""
     sizes, warnings = [], {}
@@ -132,40 +126,22 @@ def measure(samples: list[Sample], llm: "LocalLLM") -> tuple[list[int], list[str
     return sizes, list(warnings.values())
 
 
-class Watcher:
-    """Show the progress of all readings together, and collect them by sample."""
-
-    def __init__(self, progress: Progress, readings: dict[str, Reading], num_answers: int):
-        self.progress, self.readings, self.num_answers = progress, readings, num_answers
-        self._before: dict[str, tuple[int, int]] = {}
-        self._tokens = self._done = 0
-
-    def __call__(self, reading: Reading) -> None:
-        self.readings[reading.sample.id] = reading
-        chunks, tokens = self._before.get(reading.sample.id, (0, 0))
-        self._before[reading.sample.id] = (reading.chunks_read, reading.tokens_read)
-        self._tokens += reading.tokens_read - tokens
-        self._done += reading.done
-        answers = {"answers": f"{self._done}/{self.num_answers}"} if self.num_answers > 1 else {}
-        fields = {"tokens": f"{self._tokens:,}", "memory": f"{reading.memory_tokens} tokens", **answers}
-        self.progress.advance(reading.chunks_read - chunks, **fields)
+def show_progress(progress: Progress, readings: Collection[Reading], num_answers: int, current: Reading) -> None:
+    tokens, done = sum(reading.tokens_read for reading in readings), sum(reading.done for reading in readings)
+    answers = {"answers": f"{done}/{num_answers}"} if num_answers > 1 else {}
+    fields = {"tokens": f"{tokens:,}", "memory": f"{current.memory_tokens} tokens", **answers}
+    progress.set(sum(reading.chunks_read for reading in readings), **fields)
 
 
-def finished(readings: dict[str, Reading], samples: list[Sample]) -> list[Reading]:
-    """The finished readings in the order of the command line."""
-    return [readings[sample.id] for sample in samples if sample.id in readings and readings[sample.id].done]
-
-
-def write_outputs(readings: dict[str, Reading], samples: list[Sample], options: InferOptions) -> bool:
-    """Write the finished readings, also after Ctrl-C or a crash; False if that failed. The answers are printed either way."""
-    answered = finished(readings, samples)
+def write_outputs(answered: list[Reading], traced: list[Reading], options: InferOptions) -> bool:
+    """Write the files of --json and --trace; False if that failed, which does not keep the answers from being printed."""
     try:
         if options.json is not None:
             write_whole(options.json, json.dumps([to_record(one) for one in answered], indent=2, ensure_ascii=False) + "\n")
         if options.trace is not None:
             from memrl.report.trace_page import write_trace
 
-            write_trace(options.trace, answered or readings.values())
+            write_trace(options.trace, traced)
     except OSError as error:
         print(f"error: the answers could not be written: {error.strerror}", file=sys.stderr)
         return False

@@ -1,17 +1,10 @@
 """`memrl prompts import`: write a prompt file from a copy of the original's repository."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from memrl.utils.command_line import Command, argument, check_out, dispatch
-
-COMMANDS = {"import": ("prompts:Import.main", "the original MemAgent's prompts, from a copy of its repository")}
-
-
-def main(arguments: Sequence[str] | None = None, prog: str = "memrl prompts") -> int:
-    return dispatch(prog, "Make prompt files.", COMMANDS, arguments)
+from memrl.utils.command_line import Command, argument, check_out
 
 
 @dataclass(kw_only=True)

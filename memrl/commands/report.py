@@ -5,7 +5,8 @@ from pathlib import Path
 
 from memrl.report.rollout_page import LAST
 from memrl.scoring.scores import SCORES
-from memrl.utils.command_line import Command, PositiveInt, argument, check_out
+from memrl.utils.bounds import bounded
+from memrl.utils.command_line import Command, argument, check_out
 
 
 @dataclass(kw_only=True)
@@ -41,9 +42,9 @@ class Trace(Command):
     rollouts: Path = argument("rollouts", type=Path, metavar="ROLLOUTS", help="rollouts.jsonl of a run")
     out: Path
     """HTML file to write."""
-    step: PositiveInt | None = None
+    step: int | None = bounded(None, at_least=1)
     """Show only the trajectories of this step."""
-    last: PositiveInt = LAST
+    last: int = bounded(LAST, at_least=1)
     """Show only this many trajectories, the last ones."""
 
     def run(self) -> None:

@@ -21,10 +21,7 @@ class DryRun:
     """Plan the memory of a run without starting it."""
 
     dry_run: bool = argument(
-        "--dry_run",
-        action="store_true",
-        default=False,
-        help="read no weights: print the memory that each GPU would need, and whether it fits",
+        "--dry_run", action="store_true", default=False, help="read no weights: print the memory that each GPU would need"
     )
     dry_gpus: str | None = argument(
         "--dry_gpus", type=str | None, default=None, help=f"numbers of GPUs to plan for ({DEFAULT_GPUS} if not given)"

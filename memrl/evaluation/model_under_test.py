@@ -5,43 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING
 
 from memrl.agents.limits import check_turn
 from memrl.agents.memory import AgentConfig
 from memrl.evaluation.methods import LOWER, Method
+from memrl.evaluation.options import Options
 from memrl.evaluation.tasks import Task
-from memrl.reading.open_model import ReaderOptions, check_seed, decoding, load_settings, open_llm
+from memrl.reading.open_model import ReaderOptions, decoding, load_settings, open_llm
 
 if TYPE_CHECKING:
     from memrl.llm import LLM
     from memrl.tokenizer import Tokenizer
 
-_GENERIC = ("model", "best")  # names that train.py gives to every model folder, so the run's name is added
+_GENERIC = ("model", "best")  # names that `memrl train` gives to every model folder, so the run's name is added
 
 
-class Options(Protocol):
-    """The options of the command `eval`; its parser describes them."""
-
-    model: str
-    task: str
-    lengths: str | None
-    methods: str
-    samples: int | None
-    repeats: int
-    seed: int
-    out: str | None
-    resume: Literal["auto", "no"]
-    label: str | None
-    endpoint: str | None
-    tokenizer: str | None
-
-
-def _check_options(options: Options, reader: ReaderOptions) -> None:
-    for name, value in (("samples", options.samples), ("repeats", options.repeats)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")
-    check_seed(options.seed)
+def check_options(options: Options, reader: ReaderOptions) -> None:
+    """Raise a ValueError for options that exclude each other."""
     if options.repeats > 1 and reader.temperature == 0:
         raise ValueError(
             f"repeats is {options.repeats}, but at temperature 0 all readings of a document are the same; give --temperature 1, "
@@ -109,7 +90,7 @@ def read_model_settings(options: Options, reader: ReaderOptions) -> ModelUnderTe
     Raises:
         ValueError: no such folder, a mistake in it, a number out of range, or options that exclude each other.
     """
-    _check_options(options, reader)
+    check_options(options, reader)
     name, endpoint = options.model, options.endpoint
     folder = name if options.tokenizer is None else options.tokenizer
     if endpoint is not None and not Path(folder).is_dir():

@@ -1,7 +1,7 @@
 """Open a model folder for reading: the options of `memrl infer` and `memrl eval`, the device, the weights, the sampler.
 
-Importing this module is cheap; torch is imported by the first call that needs it. Annotations are not postponed here, because
-jsonargparse would import everything under TYPE_CHECKING to resolve them, and --help would take seconds.
+Importing this module is cheap; torch is imported by the first call that needs it. Annotations are not postponed here: see
+`memrl.utils.command_line`.
 """
 
 import re
@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from memrl.utils.bounds import bounded, check_options
 from memrl.utils.devices import pick_device, set_threads
 
 if TYPE_CHECKING:
@@ -39,22 +40,22 @@ class AgentOverrides:
 class ReaderOptions:
     """How to run the model."""
 
-    temperature: float = 0.0
+    temperature: float = bounded(0.0, at_least=0)
     """Sampling temperature; 0 is greedy decoding."""
-    top_p: float = 1.0
+    top_p: float = bounded(1.0, above=0, at_most=1)
     """Sample from the smallest set of most likely tokens that reaches this probability."""
-    top_k: int = 0
+    top_k: int = bounded(0, at_least=0)
     """Sample from this many of the most likely tokens; 0: off."""
-    min_p: float = 0.0
+    min_p: float = bounded(0.0, 0, 1)
     """Drop tokens less likely than this times the most likely one; 0: off."""
-    max_rows: int = 128
+    max_rows: int = bounded(128, at_least=1)
     """Documents read at the same time; changes the speed, not the results. Up to this many unfinished documents restart after an
     interruption."""
-    cache_gib: float = 4.0
+    cache_gib: float = bounded(4.0, above=0)
     """Largest size of the key/value cache in GiB."""
     attention: Literal["auto", "eager", "sdpa", "flash", "triton"] = "auto"
     """Attention backend; auto: the best one that runs on this machine, named at the start."""
-    max_step_tokens: int = 0
+    max_step_tokens: int = bounded(0, at_least=0)
     """Largest number of prompt and response tokens in one forward pass; 0: chosen for the model and the device."""
     share_prefixes: bool = True
     """Compute and cache the common beginning of prompts only once."""
@@ -66,18 +67,15 @@ class ReaderOptions:
     """auto (a GPU if there is one), cpu, cuda, cuda:N, or map: layers spread over all GPUs, the rest in CPU memory."""
     max_memory: str | None = None
     """Memory of each device for weights, with --device map: for example 0=70GiB,1=70GiB,cpu=100GiB; all of it if not given."""
-    threads: int = 0
+    threads: int = bounded(0, at_least=0)
     """CPU threads; 0: all cores."""
     agent: AgentOverrides = field(default_factory=AgentOverrides)
 
 
 def load_settings(model: str | Path, options: ReaderOptions) -> "tuple[AgentConfig, Tokenizer]":
-    """Agent settings and tokenizer of a model folder, checked before the weights are read.
-
-    Raises:
-        ValueError: there is no such folder, or a file in it or an option is not usable.
-    """
+    """Agent settings and tokenizer of a model folder; ValueError if the folder, a file in it or an option is not usable."""
     from memrl.agents.agent_file import load_agent
+    from memrl.tokenizer import load_tokenizer
 
     if not Path(model).is_dir():
         raise ValueError(f"there is no model folder {model}; give a Hugging Face folder (config.json, safetensors)")
@@ -85,33 +83,11 @@ def load_settings(model: str | Path, options: ReaderOptions) -> "tuple[AgentConf
     agent = load_agent(model, **asdict(options.agent))
     if options.yarn:
         model_window(model, options)
-    from memrl.tokenizer import load_tokenizer
-
     return agent, load_tokenizer(model)
 
 
-def check_options(options: ReaderOptions) -> None:
-    """Refuse numbers out of range; ValueError."""
-    for name, value, allowed in (
-        ("max_rows", options.max_rows, options.max_rows >= 1),
-        ("cache_gib", options.cache_gib, 0 < options.cache_gib < float("inf")),
-        ("threads", options.threads, options.threads >= 0),
-        ("temperature", options.temperature, 0 <= options.temperature < float("inf")),
-        ("top_p", options.top_p, 0 < options.top_p <= 1),
-        ("top_k", options.top_k, options.top_k >= 0),
-        ("min_p", options.min_p, 0 <= options.min_p <= 1),
-        ("max_step_tokens", options.max_step_tokens, options.max_step_tokens >= 0),
-    ):
-        if not allowed:
-            raise ValueError(f"{name} is {value}; see --help for what is allowed")
-
-
 def model_window(model: str | Path, options: ReaderOptions) -> int:
-    """Largest number of tokens of a prompt and its response together: the model's window, stretched by YaRN if that is on.
-
-    Raises:
-        ValueError: config.json cannot be used, or not together with the option yarn.
-    """
+    """Most tokens of a prompt and its response: the model's window, stretched by YaRN; ValueError if it cannot be."""
     from memrl.model.hf_config import longest_text, read_config
 
     return longest_text(read_config(model, options.yarn))
@@ -123,12 +99,9 @@ def model_settings(options: ReaderOptions) -> dict[str, str | float]:
 
 
 def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", options: ReaderOptions) -> "LocalLLM":
-    """Load the weights and build the sampler.
+    """Load the weights and build the sampler; the llm's `about` lists what was loaded, and the attention backend.
 
     Whether its cache is large enough depends on the documents: see `memrl.agents.limits.check_turn`.
-
-    Returns:
-        The llm; its `about` lists what was loaded, in how many seconds, and the attention backend.
 
     Raises:
         ValueError: the device or the attention backend is not available, or the folder holds no usable weights.
@@ -192,23 +165,15 @@ def parse_max_memory(text: str | None) -> dict[int | str, str] | None:
         return None
     import torch
 
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     limits: dict[int | str, str] = {}
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+|cpu)\s*=\s*(\S.*)", part, re.ASCII)
+        match = re.fullmatch(r"\s*(?:(\d+)|cpu)\s*=\s*(\S.*)", part, re.ASCII)
         if match is None:
             raise ValueError(f"max_memory holds {part!r}; give for example 0=70GiB,1=70GiB,cpu=100GiB")
-        place = match[1] if match[1] == "cpu" else int(match[1])
-        if isinstance(place, int) and place >= count:
-            raise ValueError(f"max_memory names GPU {place}, but PyTorch finds {count} GPUs here")
+        place = int(match[1]) if match[1] else "cpu"
+        if isinstance(place, int) and place >= torch.cuda.device_count():
+            raise ValueError(f"max_memory names GPU {place}, but PyTorch finds {torch.cuda.device_count()} GPUs here")
         if place in limits:
             raise ValueError(f"max_memory names {place} twice")
         limits[place] = match[2].strip()
     return limits
-
-
-def check_seed(seed: int) -> int:
-    """Return the seed; ValueError if it does not fit the signed 64-bit number that sampling hashes."""
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed is {seed}; it must lie between 0 and {2**63 - 1}")
-    return seed

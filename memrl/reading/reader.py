@@ -1,4 +1,4 @@
-"""Read documents with an agent, outside of training: used by `infer.py` and benchmarks.
+"""Read documents with an agent, outside of training: used by `memrl infer` and benchmarks.
 
     for reading in read_documents(llm, samples, agent):
         print(reading.sample.question, reading.answer)

@@ -26,7 +26,7 @@ _TYPES = {
     **dict.fromkeys(_ANY, object),
     "length": (int, str),
 }
-_GENERIC = ("model", "best")  # folder names that train.py gives every model; the run's name is put before them
+_GENERIC = ("model", "best")  # folder names that `memrl train` gives every model; the run's name is put before them
 
 Row = dict[str, Any]
 Cell = tuple[str, Length]
@@ -106,10 +106,10 @@ def _join(found: Sequence[Series]) -> list[Series]:
 
 def _read_folder(folder: Path) -> list[Series]:
     if not folder.is_dir():
-        raise ValueError(f"{folder}: there is no such folder; give a results folder of eval.py")
+        raise ValueError(f"{folder}: there is no such folder; give a results folder of `memrl eval`")
     files = sorted(folder.glob("samples*.jsonl"))
     if not files:
-        raise ValueError(f"{folder} holds no samples.jsonl; give a results folder of eval.py")
+        raise ValueError(f"{folder} holds no samples.jsonl; give a results folder of `memrl eval`")
     readings: dict[tuple, Row] = {}
     for path in files:
         for number, record in read_records(path):
@@ -118,7 +118,7 @@ def _read_folder(folder: Path) -> list[Series]:
             if key not in readings or row["error"] is None or readings[key]["error"] is not None:
                 readings[key] = row
     if not readings:
-        raise ValueError(f"{folder} holds no rows yet; wait until eval.py has finished a document")
+        raise ValueError(f"{folder} holds no rows yet; wait until `memrl eval` has finished a document")
     config = _read_config(folder)
     series = {(model, method): _new_series(folder, model, method, config) for model, method, *_ in readings}
     rows = sorted(readings.values(), key=lambda row: (row["index"], row["repeat"]))
@@ -144,13 +144,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
     except (TypeError, ValueError):
-        raise ValueError(f"{path} is not a JSON object; run eval.py into another folder") from None
+        raise ValueError(f"{path} is not a JSON object; run `memrl eval` into another folder") from None
 
 
 def _checked(record: Row, where: str) -> Row:
     for name, kind in _TYPES.items():
         if name not in record:
-            raise ValueError(f"{where} has no {name!r}: rows of an earlier format; run eval.py again into another --out")
+            raise ValueError(f"{where} has no {name!r}: rows of an earlier format; run `memrl eval` again into another --out")
         if not isinstance(record[name], kind):
-            raise ValueError(f"{where}: {name} is {json.dumps(record[name])[:60]}; eval.py does not write that")
+            raise ValueError(f"{where}: {name} is {json.dumps(record[name])[:60]}; `memrl eval` does not write that")
     return {name: record[name] for name in _TYPES}

@@ -1,4 +1,4 @@
-"""A training run, from its settings to its report; called by `train.py`."""
+"""A training run, from its settings to its report; called by `memrl train`."""
 
 import io
 import os

@@ -15,35 +15,22 @@ resolve them, and --help would take seconds.
 
 import contextlib
 import os
-import pkgutil
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-import jsonargparse.typing
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
 
-if TYPE_CHECKING:
-    PositiveInt = int
-else:
-    PositiveInt = jsonargparse.typing.PositiveInt
+from memrl.utils.bounds import check_options
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 PACKAGED_CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 # Types in words, by the names that jsonargparse gives them in its messages.
-_TYPES = {
-    "Path": "a path",
-    "PositiveInt": "a whole number of at least 1",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "text",
-    "list": "a list such as [1,2]",
-}
+_TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "list": "a list such as [1,2]"}
 
 
 class HelpFormatter(DefaultHelpFormatter):
@@ -51,40 +38,23 @@ class HelpFormatter(DefaultHelpFormatter):
 
     def _expand_help(self, action) -> str:
         text = re.sub(r"type: Literal\[[^]]*\], ", "", super()._expand_help(action))
-        return text.replace("<class 'Path'>", "path").replace("type: Path", "type: path").replace("PositiveInt", "int above 0")
+        return text.replace("<class 'Path'>", "path").replace("type: Path", "type: path")
 
 
 class Parser(ArgumentParser):
-    """A jsonargparse parser that answers a mistake with one line instead of the whole usage."""
+    """A jsonargparse parser that answers a mistake with one line, such as `rl.steps is 'three'; it must be a whole number`."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, formatter_class=HelpFormatter, **kwargs)
 
-    def parse_args(self, *args, **kwargs) -> Namespace:
-        settings = super().parse_args(*args, **kwargs)
-        for name, default in vars(self.get_defaults()).items():
-            if isinstance(default, Namespace) and settings[name] is None:  # "rl:" with every line below commented out
-                self.error(f"the section {name!r} is empty; give it a setting or remove its line")
-        return settings
-
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        _, is_missing, names = message.partition("the following arguments are required: ")
-        if is_missing:
-            written = {action.dest: (action.option_strings or [str(action.metavar)])[-1] for action in self._actions}
-            message = f"missing: {', '.join(written.get(name, name) for name in names.split(', '))}"
-        fail(f"{plain_message(message)} (see {self.prog} --help)")
-
-
-def plain_message(message: str) -> str:
-    """jsonargparse's message as one line in words, such as `rl.steps is 'three'; it must be a whole number`."""
-    message = re.sub(r'Parser key "([^"]+)"', r"\1", " ".join(message.split()))
-    wrong = re.fullmatch(r"(\S+): (.*?)(?:Got|Given) value: (.*)", message)
-    if wrong is None:
-        return re.sub(r"(\S+): Not of type (\w+): (\S+) .*", lambda m: f"{m[1]} is {m[3]!r}; it must be {_TYPES[m[2]]}", message)
-    choices = re.search(r"Literal\[(.*?)\]", wrong[2])
-    types = re.findall(r"<class '(?:[\w.]+\.)?(\w+)'>", wrong[2].partition("Errors:")[0])
-    words = [_TYPES.get(str(name), str(name)) for name in types if name != "NoneType"]
-    return f"{wrong[1]} is {wrong[3]!r}; it must be {f'one of {choices[1]}' if choices else ' or '.join(words)}"
+        message = " ".join(message.split())
+        if wrong := re.fullmatch(r'Parser key "(\S+)": (.*?)(?:Errors: .*)?(?:Got|Given) value: (.*)', message):
+            name, expected, value = wrong.groups()
+            choices = re.search(r"Literal\[(.*?)\]", expected)
+            types = [words for kind, words in _TYPES.items() if f"<class '{kind}'>" in expected]
+            message = f"{name} is {value!r}; it must be {f'one of {choices[1]}' if choices else ' or '.join(types)}"
+        fail(f"{message} (see {self.prog} --help)")
 
 
 def argument(*names: str, default: Any = MISSING, **how: Any) -> Any:
@@ -104,7 +74,7 @@ def parse_options(
     usage: str | None = None,
     config: bool = False,
 ) -> list[Any]:
-    """One instance of each dataclass of options in `kinds`, from the command line.
+    """One instance of each dataclass of options in `kinds`, from the command line; a mistake ends the process.
 
     Args:
         arguments: None stands for those of this process.
@@ -123,8 +93,16 @@ def parse_options(
         for item in special:
             parser.add_argument(*item.metadata["names"], **item.metadata["how"])
         parser.add_class_arguments(kind, as_group=len(kinds) > 1, skip={item.name for item in special})
-    settings = parser.instantiate(parser.parse_args(arguments)).as_dict()
-    return [kind(**{item.name: settings[item.name] for item in fields(kind)}) for kind in kinds]
+    parsed = parser.parse_args(arguments)
+    for name, default in vars(parser.get_defaults()).items():
+        if isinstance(default, Namespace) and parsed[name] is None:  # "rl:" with every line below commented out
+            parser.error(f"{name} is null; give it a value or remove its line")
+    settings = parser.instantiate(parsed).as_dict()
+    options = [kind(**{item.name: settings[item.name] for item in fields(kind)}) for kind in kinds]
+    with user_errors():
+        for each in options:
+            check_options(each)
+    return options
 
 
 @dataclass
@@ -146,27 +124,6 @@ class Command:
         return 0
 
 
-def dispatch(prog: str, description: str, commands: Mapping[str, tuple[str, str]], arguments: Sequence[str] | None) -> int:
-    """Run the command that the first argument names; only its module is imported.
-
-    Args:
-        commands: for each name a function (arguments, prog) -> exit code, as `module:function` in `memrl.commands`, and its help.
-    """
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments and arguments[0] in commands:
-        main = pkgutil.resolve_name(f"memrl.commands.{commands[arguments[0]][0]}")
-        return main(arguments[1:], f"{prog} {arguments[0]}")
-    names = ", ".join(commands)
-    if not arguments:
-        fail(f"give a command: {names} (see {prog} --help)")
-    if arguments[0] not in ("-h", "--help"):
-        fail(f"there is no command {arguments[0]!r}; the commands are {names} (see {prog} --help)")
-    width = max(map(len, commands))
-    listed = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in commands.items())
-    print(f"usage: {prog} COMMAND ...\n\n{description}\n\ncommands:\n{listed}\n\n{prog} COMMAND --help explains one of them.")
-    return 0
-
-
 def find_config(name: str) -> str:
     """The path of a settings file: `name` itself, or if there is no such file the packaged one (`tiny`, `configs/tiny.yaml`)."""
     if os.path.exists(name):
@@ -176,13 +133,15 @@ def find_config(name: str) -> str:
 
 
 def check_out(path: Path, inputs: Iterable[Path] = (), suffixes: tuple[str, ...] = ()) -> None:
-    """Raise ValueError if `path` is in no folder, is one of `inputs`, or does not end in one of `suffixes` (if given)."""
+    """Raise ValueError if `path` cannot be written, is one of `inputs`, or does not end in one of `suffixes` (if given)."""
     if any(path.resolve() == source.resolve() for source in inputs):
-        raise ValueError(f"--out {path}: is an input file too; choose another name")
+        raise ValueError(f"{path}: is an input file too; choose another name")
     if suffixes and path.suffix not in suffixes:
-        raise ValueError(f"--out {path}: has to end in {' or '.join(suffixes)}")
+        raise ValueError(f"{path}: has to end in {' or '.join(suffixes)}")
     if not path.absolute().parent.is_dir():
-        raise ValueError(f"--out {path}: there is no folder {path.parent}; make it first")
+        raise ValueError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
+    if path.is_dir() or not os.access(path.resolve().parent, os.W_OK):
+        raise ValueError(f"{path} cannot be written; give the name of a file in a folder that you may write to")
 
 
 def fail(message: str) -> NoReturn:

@@ -5,8 +5,10 @@ Eleven tasks are synthetic (`needles`, `chains`, `counts`), two ask the question
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from memrl.utils.command_line import argument
 
 if TYPE_CHECKING:
     from memrl.data.ruler.task import RulerTask
@@ -16,6 +18,7 @@ TASKS = tuple(
     "niah_single_1 niah_single_2 niah_single_3 niah_multikey_1 niah_multikey_2 niah_multikey_3 niah_multivalue niah_multiquery "
     "vt cwe fwe qa_1 qa_2".split()
 )
+POOL = "more paragraphs to draw from: HotpotQA, SQuAD or MuSiQue files, or lists of objects with title and text"
 
 
 @dataclass
@@ -29,8 +32,7 @@ class RulerFiles:
     """SQuAD questions and paragraphs, for qa_1: a JSON file, .gz or not"""
     hotpotqa: str | None = None
     """HotpotQA questions and paragraphs, for qa_2: JSON, .gz or not, or the hub's parquet"""
-    pool: list[str] = field(default_factory=list)
-    """more files of paragraphs for qa_1 and qa_2 to draw from"""
+    pool: list[str] = argument("--pool", type=str, nargs="+", default=[], metavar="FILE", help=POOL)
     repeat: Literal["refuse", "report"] = "refuse"
     """if qa_1 or qa_2 needs more paragraphs than there are: refuse the length, or repeat some and count them in the metadata"""
 

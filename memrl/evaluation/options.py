@@ -1,0 +1,39 @@
+"""The options of `memrl eval`. Annotations are not postponed here: see `memrl.utils.command_line`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from memrl.utils.bounds import bounded
+
+
+@dataclass
+class Options:
+    """What to measure."""
+
+    model: str
+    """Hugging Face folder of the model; with --endpoint the model's name on the server."""
+    task: str = "needle"
+    """needle, ruler (all of its 13 tasks, or one by name), ruler_hotpotqa, or the path of a .jsonl or .parquet file; several
+    separated by commas."""
+    lengths: str | None = None
+    """Document lengths such as 1,4,16 or 8k,1m: chunks for needle (1,4,16 if not given), tokens for RULER's tasks (8k,16k,32k),
+    documents for ruler_hotpotqa (50,100,200). Documents of files keep their length."""
+    methods: str = "memory"
+    """memory (reads chunk by chunk), one_shot (the whole document in the model's window), retrieval (the best passages); several
+    separated by commas."""
+    samples: int | None = bounded(None, at_least=1)
+    """Documents per length; if not given 128, or all of a file."""
+    repeats: int = bounded(1, at_least=1)
+    """Readings of each document, each with other random draws; more than 1 needs a temperature above 0."""
+    seed: int = bounded(0, 0, 2**63 - 1)
+    """Seed of the documents and of all sampling."""
+    out: str | None = None
+    """Folder of the results; if not given eval/NAME beside the model folder, or ./eval/NAME with --endpoint."""
+    resume: Literal["auto", "no"] = "auto"
+    """auto: add to the results in the folder; no: refuse a folder with results."""
+    label: str | None = None
+    """Name of the model in rows and tables; the name of its folder if not given."""
+    endpoint: str | None = None
+    """Address of an OpenAI-compatible server that runs the model, like http://localhost:8000/v1."""
+    tokenizer: str | None = None
+    """With --endpoint: Hugging Face folder of the served model, for its tokenizer and memrl_agent.yaml."""
