@@ -255,11 +255,15 @@ def test_ctrl_c_writes_what_is_finished(folder, tmp_path):
     (tmp_path / "short.txt").write_text("red blue")
     (tmp_path / "long.txt").write_text("red blue green grey " * 40_000)
     out, page = tmp_path / "answers.json", tmp_path / "trace.html"
-    command = [sys.executable, ROOT / "infer.py", tmp_path / "long.txt", tmp_path / "short.txt", "-q", Q, "--model", folder]
+    # Progress lines every 0.1 s instead of 10 s, so that the test need not wait for one.
+    script = "import sys; from memrl.utils.progress import Progress; Progress.__init__.__kwdefaults__['every'] = 0.1\n"
+    script += "from memrl.commands.infer import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, tmp_path / "long.txt", tmp_path / "short.txt", "-q", Q, "--model", folder]
     command += ["--json", out, "--trace", page, "--device", "cpu", "--threads", 1]
     # A shell's background jobs, perhaps these tests, ignore Ctrl-C, and children inherit that, but never a handler.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([str(part) for part in command], cwd=ROOT, **pipes)
     deadline, lines = time.monotonic() + 60, []
     while time.monotonic() < deadline and not any("answers 1/2" in line for line in lines):
         lines.append(process.stderr.readline())

@@ -15,12 +15,11 @@ import os
 from abc import abstractmethod
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, overload
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
 
 from memrl.types import Sample
@@ -201,7 +200,7 @@ def check_row(row: dict[str, Any], folder: Path, documents: set[Path]) -> None:
         documents.add(folder / row["file"])
 
 
-def _explain(error: ErrorDetails) -> str:
+def _explain(error: Mapping[str, Any]) -> str:
     name = ": ".join(part for part in error["loc"] if isinstance(part, str))
     if error["type"] == "missing":
         return f"{name}: is missing; a sample needs {REQUIRED}"
