@@ -6,7 +6,7 @@ import math
 import pytest
 
 from memrl.config import TrainConfig
-from memrl.training.console import StepTable, next_commands
+from memrl.training.console import StepTable, command_name, next_commands
 
 METRICS = {
     "reward/mean": 0.5416,
@@ -117,6 +117,18 @@ def test_a_finished_miniature_names_commands_that_read_evaluate_and_show_it():
     assert trace == "memrl trace 'runs/my tiny/rollouts.jsonl' --out 'runs/my tiny/rollouts.html'"
     config.log.rollouts = 0
     assert next_commands(config) == [read, evaluate]
+
+
+def test_commands_begin_as_this_python_can_start_them(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.executable", str(tmp_path / ".venv" / "bin" / "python"))
+    monkeypatch.chdir(tmp_path)
+    assert command_name() == ".venv/bin/python -m memrl"
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    command = tmp_path / ".venv" / "bin" / "memrl"
+    command.touch(mode=0o755)
+    assert command_name() == ".venv/bin/memrl"
+    monkeypatch.setenv("PATH", str(command.parent))
+    assert command_name() == "memrl"
 
 
 def test_a_run_of_the_users_own_model_is_evaluated_on_its_validation_file():

@@ -34,6 +34,8 @@ def test_miniature_runs_from_nothing_to_its_report(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "| after RL" in done.stdout and "steps" in done.stderr
+    last = done.stdout.splitlines()[-3:]
+    assert [line.partition(":")[0] for line in last] == ["next"] * 3 and f"--model {run_dir}/model" in last[0]
     report = json.loads((run_dir / "report.json").read_text())
     assert [(entry["length"], entry["n"]) for entry in report["after"]] == [(1, 3), (2, 3), (65, 2)]
     assert (run_dir / "report.png").stat().st_size > 10_000

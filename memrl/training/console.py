@@ -11,6 +11,8 @@ A terminal gets a row for every step, above a bar; a log file gets a row every t
 
 import math
 import shlex
+import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -79,17 +81,32 @@ class StepTable(Progress):
         self._last_row, self._waiting = self._clock(), ""
 
 
-def next_commands(config: TrainConfig) -> list[str]:
-    """Commands that use a finished run: read a document with its model, evaluate the model, and show its rollouts."""
+def command_name() -> str:
+    """How to call memrl with this Python: by the installed command, or in a checkout as a module."""
+    python, here = Path(sys.executable), Path.cwd()
+    command = python.with_name("memrl")
+    if command.is_file() and shutil.which("memrl") == str(command):
+        return "memrl"
+    program = command if command.is_file() else python
+    shown = shlex.quote(str(program.relative_to(here) if program.is_relative_to(here) else program))
+    return shown if program == command else f"{shown} -m memrl"
+
+
+def next_commands(config: TrainConfig, memrl: str = "memrl") -> list[str]:
+    """Commands that use a finished run: read a document with its model, evaluate the model, and show its rollouts.
+
+    Args:
+        memrl: the first words of each command.
+    """
     run = Path(config.run_dir)
     model = shlex.quote(str(run / "model"))
     if config.model.path is None:
-        read = 'memrl data needle --chunks 512 --seed 1 --out needle.txt && memrl infer needle.txt -q "code emma"'
+        read = f'{memrl} data needle --chunks 512 --seed 1 --out needle.txt && {memrl} infer needle.txt -q "code emma"'
         task = "needle --lengths 1,8,64,512"
     else:
-        read, task = 'memrl infer FILE.txt -q "QUESTION"', shlex.quote(config.validation.path or "QUESTIONS.jsonl")
-    commands = [f"{read} --model {model}", f"memrl eval --model {model} --task {task}"]
+        read, task = f'{memrl} infer FILE.txt -q "QUESTION"', shlex.quote(config.validation.path or "QUESTIONS.jsonl")
+    commands = [f"{read} --model {model}", f"{memrl} eval --model {model} --task {task}"]
     if config.log.rollouts:
         rollouts, page = (shlex.quote(str(run / name)) for name in ("rollouts.jsonl", "rollouts.html"))
-        commands.append(f"memrl trace {rollouts} --out {page}")
+        commands.append(f"{memrl} trace {rollouts} --out {page}")
     return commands

@@ -13,7 +13,7 @@ from memrl.report.curves import plot_curves
 from memrl.scoring.reward_pool import RewardPool
 from memrl.tokenizer import load_tokenizer
 from memrl.training.checkpoint import RunFolder, SaveError
-from memrl.training.console import StepTable
+from memrl.training.console import StepTable, command_name, next_commands
 from memrl.training.graceful_stop import GracefulStop
 from memrl.training.inputs import build_agent, run_inputs
 from memrl.training.miniature_report import evaluate_policy, has_report, write_report
@@ -87,6 +87,8 @@ def _run(config: TrainConfig, stop: GracefulStop) -> None:
             evaluate_policy(trainer, "after", trainer.replica)
         if distributed.rank() == 0:
             write_report(folder.path, config.data.max_chunks)
+    for command in next_commands(config, command_name()):
+        _say(f"next: {command}")
     trainer.close()
 
 
