@@ -1,4 +1,4 @@
-"""Kill a training run with SIGKILL at random moments, resume it, and compare with a run that nobody killed.
+"""Kill a training run with SIGKILL at random moments, resume it, and compare with an uninterrupted run.
 
     python benchmarks/faults.py [--kills 20] [--ranks 2] [--seed 0] [--out runs/faults]
 

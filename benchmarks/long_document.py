@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--memory_tokens", type=int, default=64)
     parser.add_argument("--tiny", type=Path, help="model folder of a miniature run")
     parser.add_argument("--chunks", type=int, default=4096)
-    parser.add_argument("--tokens", type=int, help="instead of --chunks: as many as make so many tokens")
+    parser.add_argument("--tokens", type=int, help="instead of --chunks: the number of tokens of the document")
     arguments = parser.parse_args()
     options = ReaderOptions()
     if arguments.tiny:

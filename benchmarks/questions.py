@@ -23,7 +23,7 @@ WORDS = "red blue green grey north south east west stone river cloud tree one tw
 def read(
     folder: str, tokenizer: str | None, order: str, questions: int, chunks: int, chunk_tokens: int, memory_tokens: int
 ) -> dict:
-    """A part: seconds and peak memory of reading one text of so many chunks for so many questions."""
+    """A part: seconds and peak memory of reading one text of `chunks` chunks for `questions` questions."""
     from memrl.agents import AgentConfig
     from memrl.llm import Decoding, LocalLLM
     from memrl.model import load_model

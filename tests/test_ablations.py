@@ -210,7 +210,7 @@ COMMAND += ["--warm_start.quote_steps", "2", "--warm_start.teach_steps", "2"]
 @pytest.mark.slow
 def test_the_command_runs_resumes_and_outlives_a_failing_variant(tmp_path):
     out = tmp_path / "out"
-    (out / "std" / "seed0" / "start").mkdir(parents=True)  # whose settings nobody knows, so train.py refuses it
+    (out / "std" / "seed0" / "start").mkdir(parents=True)  # without settings, so train.py refuses it
     command = [*COMMAND, "--only", "no_kl,clip_higher", "--out", str(out)]
     first = subprocess.Popen(command, start_new_session=True)
     deadline = time.monotonic() + 120

@@ -293,7 +293,7 @@ def test_a_real_sampler_keeps_the_memory_within_its_cap(small_model, tokenizer):
     assert reasons == {"stop", "length"}
 
 
-def test_results_come_in_the_agents_order_whoever_finishes_first(tokenizer):
+def test_results_come_in_the_agents_order_whichever_finishes_first(tokenizer):
     _, llm, _ = scripted(tokenizer, lambda request: tokenizer.encode("m"))
     samples = [Sample(str(i), "q", DOCUMENT[: 40 - 10 * i]) for i in range(5)]
     trajectories = llm.run(memory_agent(llm.session(i), sample, CONFIG) for i, sample in enumerate(samples))

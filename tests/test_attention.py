@@ -212,7 +212,7 @@ def test_rows_see_their_pages(backend, heads, kv_heads, case):
     q = 2 * normal(len(tables), heads, 8)
     k_pages, v_pages = 2 * normal(32, 4, kv_heads, 8, seed=1), normal(32, 4, kv_heads, 8, seed=2)
     expected = pages_formula(q, k_pages, v_pages, tables, lengths)
-    # Nobody's pages may hold anything, even NaN; the rest of a row's last page holds finite leftovers.
+    # Free pages may hold anything, even NaN; the rest of a row's last page holds finite leftovers.
     owned = sorted({page for table in tables for page in table})
     for pool in (k_pages, v_pages):
         pool[[page for page in range(32) if page not in owned]] = torch.nan

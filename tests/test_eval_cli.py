@@ -1,4 +1,4 @@
-"""eval.py as people use it: continue after a kill, add lengths, and mistakes told in one line."""
+"""eval.py as people use it: continue after a kill, add lengths, and mistakes in one line."""
 
 import importlib
 import json
@@ -77,21 +77,23 @@ def test_every_file_tells_of_all_of_the_folder(folder, questions, tmp_path, caps
     options = ["--model", folder, "--samples", 2, "--out", out, "--device", "cpu"]
     picture = out / "accuracy.png"
 
-    def told():
+    def printed_cells():
         return [(e["task"], e["length"], e["method"]) for e in json.loads((out / "summary.json").read_text())]
 
     assert run_main(capsys, *options, "--lengths", "1")[0] == 0
     code, printed, _ = run_main(capsys, *options, "--lengths", "2", "--methods", "retrieval")
     cells = [("needle", 1, "memory"), ("needle", 2, "retrieval")]
-    assert code == 0 and told() == cells and "length (chunks)" in printed and picture.exists()
+    assert code == 0 and printed_cells() == cells and "length (chunks)" in printed and picture.exists()
     code, printed, _ = run_main(capsys, *options, "--task", questions)
-    assert code == 0 and told() == [*cells, ("qa", "file", "memory")] and "length (chunks)" in printed and picture.exists()
+    assert (
+        code == 0 and printed_cells() == [*cells, ("qa", "file", "memory")] and "length (chunks)" in printed and picture.exists()
+    )
     # Units of earlier commands' tasks are known, and a picture that cannot show all of them does not stay.
     more = ["--task", "niah_single_1", "--lengths", "400", "--agent.chunk_tokens", 100, "--agent.question_tokens", 100]
     other = [*options[:4], "--out", out, "--methods", "one_shot", "--window", 400, "--device", "cpu"]
     code, printed, errors = run_main(capsys, *other, *more)
     assert code == 0, errors
-    assert told()[2:] == [("niah_single_1", 400, "one_shot"), ("qa", "file", "memory")]
+    assert printed_cells()[2:] == [("niah_single_1", 400, "one_shot"), ("qa", "file", "memory")]
     assert "1 chunks" in printed and "400 tokens" in printed and not picture.exists()
     assert f"no accuracy.png for lengths in chunks and tokens; draw them with memrl report {out} --out DIR" in printed
 
@@ -231,7 +233,7 @@ def test_failures_are_run_again_and_replaced(folder, tmp_path, capsys):
     lines = [{"question": QUESTION, "context": "red " * size, "answers": ["red"]} for size in (2, 200, 3)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     options = ["--model", folder, "--task", path, "--out", out, "--device", "cpu", "--agent.chunk_tokens", 100]
-    # 64 tokens of cache: enough for the short documents, and nobody knows yet that one is longer.
+    # 64 tokens of cache: enough for the short documents, and that one is longer is not known yet.
     code, printed, _ = run_main(capsys, *options, "--cache_gib", 64 * 256 / 2**30)
     assert code == 0 and "failed: qa" in printed and "cache_gib allows 64" in printed and "runs them again" in printed
     before = rows_in(out)

@@ -205,7 +205,7 @@ def test_a_torn_line_is_asked_again_and_a_damaged_one_is_named(tmp_path):
             filter_by(server, questions, out)
 
 
-def test_settings_that_brought_no_answer_bind_nobody(tmp_path):
+def test_settings_without_an_answer_may_change(tmp_path):
     path = tmp_path / "x.answers.jsonl"
     AnswersFile(path, {"model": "a"}).__exit__()
     with AnswersFile(path, {"model": "b"}) as journal:

@@ -330,8 +330,8 @@ def test_mistakes_in_the_command_are_told_in_one_line(run_command, tokenizer_fol
     for tasks, problem in (("vt,vtt", "no task 'vtt'"), ("all", "--essays FOLDER"), ("qa_1", "--squad")):
         with pytest.raises(SystemExit) as end:
             run_command("--tasks", tasks, *common)
-        told = capsys.readouterr().err
-        assert end.value.code == 2 and problem in told and told.count("\n") == 1
+        printed = capsys.readouterr().err
+        assert end.value.code == 2 and problem in printed and printed.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 

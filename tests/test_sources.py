@@ -1,4 +1,4 @@
-"""Published files read as questions: HotpotQA, SQuAD, MuSiQue and plain paragraphs, told apart by what is in them."""
+"""Published files read as questions: HotpotQA, SQuAD, MuSiQue and plain paragraphs, recognised by their content."""
 
 import gzip
 import json

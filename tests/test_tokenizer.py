@@ -239,7 +239,7 @@ def test_sentencepiece_texts_end_to_end_decode_to_both(llama):
             assert llama.decode(llama.encode(first) + llama.encode(second)) == first + second
 
 
-def test_sentencepiece_prompts_hold_no_space_that_nobody_wrote(llama):
+def test_sentencepiece_prompts_hold_no_space_that_the_text_lacks(llama):
     template = PromptTemplate("read({section})about {question}\nmemory:{memory}", llama)
     slots = {"section": "the river", "question": "the sea", "memory": " old"}
     ids = template.render(**{name: llama.encode(text) for name, text in slots.items()})

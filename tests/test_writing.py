@@ -315,7 +315,7 @@ def test_a_file_of_other_settings_is_never_replaced(path):
     assert path.read_bytes() == before and not journal_of(path).exists()
 
 
-def test_a_file_that_somebody_changed_or_made_is_never_replaced(path):
+def test_a_file_that_was_changed_or_made_otherwise_is_never_replaced(path):
     write(path)
     with open(path, "ab") as file:
         file.write(b"\n")

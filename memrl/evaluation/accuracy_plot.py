@@ -10,7 +10,7 @@ from typing import Any
 from memrl.evaluation.tasks import Length
 from memrl.utils import pictures
 
-_MAX_BANDS = 3  # more bands on top of each other cannot be told apart; bars are drawn instead
+_MAX_BANDS = 3  # more bands on top of each other cannot be distinguished; bars are drawn instead
 
 
 @dataclass(frozen=True)
