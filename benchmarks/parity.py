@@ -146,7 +146,7 @@ The largest difference between a logit of memrl and the same logit of transforme
 
 on {datetime.date.today()} with {versions}, on a CPU with one thread, in {seconds:.0f} s.
 
-Small random models of four layers read 100 tokens; rows named by a number of windows read texts longer than the {WINDOW} tokens that the
+Small random models of four layers read 100 tokens; rows named by windows read texts longer than the {WINDOW} tokens that the
 model was made for, where the scaling of the positions matters. "Largest logit" is the scale to compare with; "rounding" is how
 far transformers in that type is from transformers in fp32, with the very same (rounded) weights. The last row is a control.
 
