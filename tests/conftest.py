@@ -9,10 +9,6 @@ import torch
 torch.set_num_threads(1)
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: takes more than a dozen seconds; left out by -m 'not slow'")
-
-
 @pytest.fixture(scope="session")
 def tiny_config():
     """A Qwen2.5 in miniature: two layers, two query heads to a key/value head, tied embeddings."""
