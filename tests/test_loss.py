@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from memrl.config import RLOptions
 from memrl.rl.loss import KL_ESTIMATORS, LOSSES, MAX_LOG_RATIO, LossOptions, k3, policy_loss
+from memrl.rl.update import loss_options
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.3}
 RATIOS_OF_THE_LOSS = {"ppo": {"clip_frac", "dual_clip_frac"}, "gspo": {"clip_frac", "dual_clip_frac"}, "cispo": {"clip_frac"}}
@@ -435,3 +437,14 @@ def test_a_shape_that_would_broadcast_is_an_error_that_names_it(name, shape):
     inputs = dict.fromkeys(("old_logprobs", "advantages", "ref_logprobs", "weights", "entropies", "correction"), torch.zeros(3))
     with pytest.raises(ValueError, match=f"{name} .* must be equal and flat"):
         policy_loss(torch.zeros(3), options=LossOptions(), **inputs | {name: torch.zeros(shape)})
+
+
+def test_every_setting_of_the_loss_reaches_its_options():
+    """Each setting alone is moved off its default, and moves the option of its name and no other."""
+    moved = {"kind": "gspo", "clip_low": 0.11, "clip_high": 0.37, "dual_clip": 5.5, "kl_coef": 0.02, "kl_estimator": "k2"}
+    moved |= {"entropy_coef": 0.3}
+    assert moved.keys() == {field.name for field in fields(LossOptions)}
+    assert loss_options(RLOptions()) == LossOptions()
+    for name, value in moved.items():
+        rl = RLOptions(**{"loss" if name == "kind" else name: value})
+        assert loss_options(rl) == LossOptions(**{name: value})
