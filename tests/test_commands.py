@@ -118,7 +118,7 @@ def test_a_command_is_its_options_and_its_work(capsys):
     assert all(text in printed for text in ("usage: sum", "Add whole numbers.", "numbers to add", "Multiply the sum by this."))
 
 
-def test_settings_files_are_found_here_first_and_then_in_the_package(tmp_path, monkeypatch):
+def test_settings_files_are_found_here_first_and_then_in_the_package(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("tiny", "tiny.yaml", "configs/tiny.yaml", "configs/tiny"):
         assert find_config(name) == str(PACKAGED_CONFIGS / "tiny.yaml")
@@ -126,6 +126,9 @@ def test_settings_files_are_found_here_first_and_then_in_the_package(tmp_path, m
     assert find_config("configs/ablations/gspo.yaml") == str(PACKAGED_CONFIGS / "ablations" / "gspo.yaml")
     for name in ("", "nothing", "x" * 5000, "{rl: {steps: 3}}"):
         assert find_config(name) == name
+    with pytest.raises(SystemExit):
+        train.parse(["--config", "nothing.yaml"])
+    assert capsys.readouterr().err == f"error: --config: there is no file '{tmp_path}/nothing.yaml' (see memrl train --help)\n"
     (tmp_path / "tiny.yaml").write_text("seed: 77\n")
     assert find_config("tiny.yaml") == "tiny.yaml"
     assert train.parse(["--config", "tiny.yaml"]).seed == 77

@@ -54,6 +54,8 @@ class Parser(ArgumentParser):
             choices = re.search(r"Literal\[(.*?)\]", expected)
             types = [words for kind, words in _TYPES.items() if f"<class '{kind}'>" in expected]
             message = f"{name} is {value!r}; it must be {f'one of {choices[1]}' if choices else ' or '.join(types)}"
+        if missing := re.fullmatch(r'Parser key "config": File does not exist: (.*)', message):
+            message = f"--config: there is no file {missing[1]}"
         fail(f"{message} (see {self.prog} --help)")
 
 
