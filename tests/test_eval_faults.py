@@ -130,7 +130,6 @@ def test_damaged_files_are_named(tmp_path):
 
 
 def test_two_processes_do_not_write_into_one_folder(tmp_path):
-    pytest.importorskip("fcntl")
     with Results(tmp_path, SETTINGS) as results:
         results.add(ROWS[0])
         results.add(make_row(1, error="e"))
@@ -188,7 +187,6 @@ def test_rows_in_a_ranks_file_alone_fix_the_settings(tmp_path):
 
 
 def test_a_rank_that_still_runs_after_its_command_keeps_the_folder_locked(tmp_path):
-    pytest.importorskip("fcntl")
     Results(tmp_path, SETTINGS).close()
     with RankResults(tmp_path, 1) as rank:
         rank.add(ROWS[1])

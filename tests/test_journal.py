@@ -59,7 +59,6 @@ def test_keeping_some_lines_leaves_their_bytes(tmp_path):
 
 
 def test_a_locked_journal_has_one_process_at_a_time(tmp_path):
-    pytest.importorskip("fcntl")
     with Journal(tmp_path / "a.jsonl", "in use") as journal:
         journal.append({})
         with pytest.raises(ValueError, match=r"^in use$"):

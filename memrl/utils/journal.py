@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -170,12 +171,10 @@ def open_locked(path: Path, busy: str) -> BinaryIO:
     """
     file = open(path, "a+b")
     try:
-        import fcntl  # missing on Windows
-
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         raise ValueError(busy) from None
-    except (ImportError, OSError):
+    except OSError:  # this file system has no locks
         pass
     return file
