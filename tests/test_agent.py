@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -221,11 +221,12 @@ def test_a_question_beyond_its_cap_is_an_error_with_both_numbers(tokenizer):
 
 def test_requests_carry_the_runs_decoding_and_the_tokenizers_stop_ids(tokenizer):
     sampler = ScriptedSampler(lambda request: tokenizer.encode("x"))
-    llm = LocalLLM(sampler, tokenizer, Decoding(temperature=0.5, top_p=0.9, top_k=3))
+    decoding = Decoding(temperature=0.5, top_p=0.9, top_k=3, min_p=0.1)
+    llm = LocalLLM(sampler, tokenizer, decoding)
     llm.run([memory_agent(llm.session(0), Sample("s", "q", "doc"), CONFIG)])
     for request in sampler.requests:
         params = request.params
-        assert (params.temperature, params.top_p, params.top_k) == (0.5, 0.9, 3)
+        assert {name: getattr(params, name) for name in asdict(decoding)} == asdict(decoding)
         assert set(params.stop_ids) == set(tokenizer.stop_ids)
 
 
