@@ -167,9 +167,9 @@ class LocalLLM:
 
 class LocalSession(BaseSession[LocalLLM]):
     def content_ids(self, turn: Turn) -> list[int]:
-        """A response's ids without stop and other special tokens."""
-        special = self._llm.tokenizer.special_ids.union(self._llm.params.stop_ids)
-        return [token for token in turn.response_ids if token not in special]
+        """A response's ids without stop tokens and those that `decode` does not show."""
+        stops = self._llm.params.stop_ids
+        return self._llm.tokenizer.visible(token for token in turn.response_ids if token not in stops)
 
     async def chat(self, prompt_ids: list[int], *, kind: str, max_new_tokens: int) -> Turn:
         params = replace(self._llm.params, max_new_tokens=max_new_tokens, seed=self._next_seed())

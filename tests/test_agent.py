@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from memrl.agents import AgentConfig, memory_agent
+from memrl.agents import AgentConfig, OneShotConfig, RetrievalConfig, memory_agent, one_shot_agent, retrieval_agent
 from memrl.agents.limits import check_turn, longest_turn
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import Transformer
@@ -162,7 +162,8 @@ def test_special_and_stop_ids_never_reach_the_next_prompt(tokenizer):
     )
     a, b = tokenizer.encode("ab")
     assert other_end not in tokenizer.special_ids  # an ordinary word that ends responses all the same
-    responses = [[a, start, b, end], [start, a, other_end], [end_of_text], [a, end]]
+    beyond = tokenizer.vocab_size + 3  # models have rows of the vocabulary that their tokenizers do not list
+    responses = [[a, start, beyond, b, end], [start, a, other_end], [end_of_text], [a, end]]
     _, llm, read = scripted(tokenizer, lambda request: responses.pop(0))
     turns = read(Sample("s", "q", DOCUMENT[:30])).turns
     question = tokenizer.encode("q")
@@ -171,7 +172,7 @@ def test_special_and_stop_ids_never_reach_the_next_prompt(tokenizer):
         expected = llm.template(PROMPTS.memory).render(question=question, memory=memory, section=section)
         assert turn.prompt_ids == expected
     assert turns[3].prompt_ids == llm.template(PROMPTS.answer).render(question=question, memory=[])
-    assert [turn.response_ids for turn in turns[:2]] == [[a, start, b, end], [start, a, other_end]]
+    assert [turn.response_ids for turn in turns[:2]] == [[a, start, beyond, b, end], [start, a, other_end]]
     assert [turn.text for turn in turns] == ["ab", "a", "", "a"]
 
 
@@ -198,6 +199,14 @@ def test_the_system_message_stands_in_every_prompt(tokenizer):
     _, _, read = scripted(tokenizer, saying(tokenizer, "m", "x"), system="Be exact.")
     for turn in read(Sample("s", "q", "doc")).turns:
         assert shown(tokenizer, turn).startswith("<|im_start|>system\nBe exact.<|im_end|>\n<|im_start|>user\nQ=q;")
+
+
+@pytest.mark.parametrize("agent", [memory_agent, one_shot_agent, retrieval_agent])
+def test_a_document_that_the_tokenizer_fails_on_is_named(agent, tokenizer):
+    configs = {memory_agent: CONFIG, one_shot_agent: OneShotConfig(CONFIG, 100), retrieval_agent: RetrievalConfig(CONFIG)}
+    _, llm, _ = scripted(tokenizer, saying(tokenizer, "x"))
+    with pytest.raises(ValueError, match=r"^the document of sample book 7: the tokenizer fails on this text: "):
+        llm.run([agent(llm.session(0), Sample("book 7", "q", "half of \ud83d"), configs[agent])])
 
 
 @pytest.mark.parametrize("question", ["", "  \n"])

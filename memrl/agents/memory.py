@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,11 +42,11 @@ async def memory_agent(llm: Session, sample: Sample, config: AgentConfig) -> Tra
     answer turn alone.
 
     Raises:
-        ValueError: the question is empty or longer than its limit.
+        ValueError: the question is empty or longer than its limit, or the tokenizer fails on the document.
     """
     prompts = config.prompts
     question = check_question(llm.encode(sample.question.strip()), config)
-    document = llm.encode(sample.context) if sample.context.strip() else []
+    document = encode_document(llm.encode, sample)
     memory = llm.encode(prompts.no_memory)
     turns = []
     for start in range(0, len(document), config.chunk_tokens):
@@ -57,6 +58,14 @@ async def memory_agent(llm: Session, sample: Sample, config: AgentConfig) -> Tra
     prompt = llm.render(prompts.answer, question=question, memory=memory)
     turns.append(await llm.chat(prompt, kind="answer", max_new_tokens=config.answer_tokens))
     return Trajectory(turns=turns, response=turns[-1].text, memory=llm.decode(memory))
+
+
+def encode_document(encode: Callable[[str], list[int]], sample: Sample) -> list[int]:
+    """Token ids of the document, none if it is blank; a ValueError names the sample if the tokenizer fails on it."""
+    try:
+        return encode(sample.context) if sample.context.strip() else []
+    except ValueError as error:
+        raise ValueError(f"the document of sample {sample.id}: {error}") from error
 
 
 def check_question(question_ids: list[int], config: AgentConfig) -> list[int]:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from memrl.agents.agent_file import DEFAULT_PROMPTS
-from memrl.agents.memory import AgentConfig, check_question
+from memrl.agents.memory import AgentConfig, check_question, encode_document
 from memrl.prompts import load_prompts
 from memrl.types import Sample, Trajectory
 
@@ -43,7 +43,7 @@ async def one_shot_agent(llm: Session, sample: Sample, config: OneShotConfig) ->
         ValueError: the question is empty or longer than its limit, or no document token fits into the window.
     """
     question = check_question(llm.encode(sample.question.strip()), config.agent)
-    document = llm.encode(sample.context) if sample.context.strip() else []
+    document = encode_document(llm.encode, sample)
     room = room_for_document(llm, question, config.agent, config.window)
     if document and not room:
         raise ValueError(no_room(config.window, "a token of the document"))

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from memrl.agents.memory import AgentConfig, check_question
+from memrl.agents.memory import AgentConfig, check_question, encode_document
 from memrl.agents.one_shot import answer_at_once, no_room, room_for_document
 from memrl.types import Sample, Trajectory
 
@@ -76,7 +76,7 @@ async def retrieval_agent(llm: Session, sample: Sample, config: RetrievalConfig)
     # documents before the first answer is sampled, with the tokens of all documents in memory. A lock belongs to one event loop,
     # and every `llm.run` starts a new one.
     async with _locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-        document = llm.encode(sample.context) if sample.context.strip() else []
+        document = encode_document(llm.encode, sample)
         size = len(document)
         section = document if size <= room else await _select(llm, sample.question, document, room, config)
         del document

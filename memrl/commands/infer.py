@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memrl.agents.limits import check_turn, longest_turn
-from memrl.agents.memory import check_question
+from memrl.agents.memory import check_question, encode_document
 from memrl.reading.open_model import ReaderOptions, load_settings, open_llm
 from memrl.reading.reader import Reading, chunk_pace, read_documents
 from memrl.reading.text_files import read_text
@@ -118,7 +118,7 @@ def measure(samples: list[Sample], llm: "LocalLLM") -> tuple[list[int], list[str
     sizes, warnings = [], {}
     unknown_id = llm.tokenizer.hf.unk_token_id
     for sample in samples:
-        ids, file = llm.encode(sample.context), sample.metadata["file"]
+        ids, file = encode_document(llm.encode, sample), sample.metadata["file"]
         sizes.append(len(ids))
         if unknown_id is not None and ids and (share := ids.count(unknown_id) / len(ids)) > UNKNOWN_SHARE:
             advice = "expect no sensible answer; use a model with a general tokenizer"

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from memrl.model.hf_config import CheckpointError, config_to_json, dtype_named, read_json
+from memrl.model.hf_config import CheckpointError, config_to_json, dtype_named
 from memrl.model.transformer import Transformer, TransformerConfig, meta_model
+from memrl.tokenizer import Tokenizer, name_generic_class
 from memrl.utils.atomic_dirs import aside, swap_in
 from memrl.utils.files import sync_tree
 
@@ -139,11 +140,11 @@ def _name_shards(folder: Path, shards: list[list[str]], total_bytes: int) -> Non
 def _write_tokenizer(tokenizer, folder: Path) -> dict:
     """Write the tokenizer's files and generation_config.json; returns the special ids for config.json."""
     hf = getattr(tokenizer, "hf", tokenizer)
-    hf.save_pretrained(folder)
-    # transformers 4 knows only its own name of the generic tokenizer class; version 5 knows both names.
-    config = read_json(folder / "tokenizer_config.json")
-    if config.get("tokenizer_class") == "TokenizersBackend":
-        _write_json(folder / "tokenizer_config.json", config | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    if isinstance(tokenizer, Tokenizer):
+        tokenizer.save(folder)
+    else:
+        hf.save_pretrained(folder)
+        name_generic_class(folder)
     ids = {"bos_token_id": hf.bos_token_id, "eos_token_id": hf.eos_token_id, "pad_token_id": hf.pad_token_id}
     ids = {name: value for name, value in ids.items() if value is not None}
     stop_ids = list(getattr(tokenizer, "stop_ids", ()))

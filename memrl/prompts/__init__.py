@@ -118,16 +118,13 @@ class PromptTemplate:
         Raises:
             ValueError: the chat template fails, or its output does not contain the user's message once and unchanged.
         """
-        from jinja2 import TemplateError
-
         # In the chat template's input, slots are replaced by marks that templates leave unchanged.
         marks = {name: f"\u241f{name}\u241f" for name in _SLOT.findall(text)}
         try:
             rendered = tokenizer.render_chat(_SLOT.sub(lambda match: marks[match[1]], text), system)
-        except TemplateError as error:  # some templates raise for a system message
-            reason = " ".join(str(error).split())
+        except ValueError as error:  # some templates raise for a system message
             given = "a system message and a user message" if system else "a user message"
-            raise ValueError(f"the tokenizer's chat template does not take {given}: {reason}") from error
+            raise ValueError(f"{error}; it was given {given}") from error
         pieces = re.split("\u241f(question|memory|section)\u241f", rendered)
         if sorted(pieces[1::2]) != sorted(marks):
             wrong, times = next((name, n) for name in marks if (n := pieces[1::2].count(name)) != 1)
