@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from memrl.utils.files import fingerprint, write_whole
+from memrl.utils.files import fingerprint, read_json, write_whole
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
@@ -51,3 +51,43 @@ def test_fingerprint_of_a_large_file_sees_its_size_and_its_ends(tmp_path):
                 file.write(b"x")
         prints.add(fingerprint([path]))
     assert len(prints) == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"{", "is not valid JSON"),
+        (b"\xff", "is not valid JSON"),
+        (b'{"a": 1, "a": 2}', "the key 'a' stands twice"),
+        (b'{"a": ' + b"9" * 400 + b"}", "a number of 400 digits"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "a number of 5000 digits"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+        (b" " * 1001, "larger than"),
+    ],
+)
+def test_a_json_file_that_cannot_be_used_is_refused_by_name(tmp_path, content, reason):
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=reason) as error:
+        read_json(path, **({"limit": 1000} if reason == "larger than" else {}))
+    assert str(error.value).startswith(str(path)) and len(str(error.value)) < 300
+
+
+def test_json_is_read_from_regular_files_alone(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name, reason in (
+        ("pipe", "is a pipe or a device"),
+        ("zero", "is a pipe or a device"),
+        (".", "cannot be read: Is a directory"),
+        ("none", "there is no such file"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            read_json(tmp_path / name)
+
+
+def test_json_with_large_but_real_values_is_read(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"model_max_length": 1000000000000000019884624838656, "x": [[[[1.5, true, null]]]]}')
+    assert read_json(path) == {"model_max_length": 1000000000000000019884624838656, "x": [[[[1.5, True, None]]]]}
