@@ -23,7 +23,7 @@ from tests.tiny_folder import WORDS, make_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {
-    "format": 2,
+    "format": 3,
     "weights": "abc",
     "methods": {"memory": {"chunk_tokens": 5}},
     "seed": 0,
@@ -107,7 +107,7 @@ def test_folder_of_the_earlier_format_is_refused(tmp_path):
     (tmp_path / "samples.jsonl").write_text(json.dumps(row) + "\n")
     old = {"weights": "abc", "method": "memory", "agent": {}, "seed": 0, "tasks": {"words": "1"}}
     (tmp_path / "eval_config.json").write_text(json.dumps(old))
-    with pytest.raises(ValueError, match=r"another format \(1 there, 2 now\).*give another --out"):
+    with pytest.raises(ValueError, match=r"another format \(1 there, 3 now\).*give another --out"):
         Results(tmp_path, SETTINGS)
     assert json.loads((tmp_path / "eval_config.json").read_text()) == old
 

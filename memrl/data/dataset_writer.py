@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,7 @@ def _finish(path: Path, journal: Journal, about: dict[str, Any]) -> None:
                 file.writelines(lines())
         sync_path(fresh)
         # Before the target: the same command would refuse a target without a recipe.
-        write_whole(_recipe_path(path), json.dumps({**about, "sha256": _sha256(fresh)}, indent=2, ensure_ascii=False) + "\n")
+        write_whole(_recipe_path(path), json.dumps({**about, "sha256": hash_files([fresh])}, indent=2, ensure_ascii=False) + "\n")
         os.replace(fresh, path)
         sync_path(path.absolute().parent)
     finally:
@@ -164,15 +164,23 @@ def _check_made(path: Path, about: dict[str, Any]) -> None:
             old, new = ({**recipe.get("recipe", {}), "samples": recipe.get("samples")} for recipe in (made, about))
             difference = first_difference(old, new) or "in another order"
             problem = f"exists and was made with other settings ({difference})"
-        elif digest != _sha256(path):
+        elif digest != hash_files([path]):
             problem = "has changed since it was made"
     if problem is not None:
         raise ValueError(f"{path}: {problem}; delete it or choose another name")
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
+def hash_files(paths: Iterable[Path]) -> str:
+    """SHA-256 of whole files, in this order: of a single file its own, of several theirs together with their names."""
+    digests = []
+    for path in paths:
+        digest = hashlib.sha256()
+        with open(path, "rb") as file:
+            while block := file.read(2**20):
+                digest.update(block)
+        digests.append(f"{path.name} {digest.hexdigest()}")
+    return (
+        digests[0].split()[-1]
+        if len(digests) == 1
+        else hashlib.sha256("\n".join(digests).encode("utf-8", "surrogateescape")).hexdigest()
+    )

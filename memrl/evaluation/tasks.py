@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from memrl.agents.memory import AgentConfig
 from memrl.data import load_samples
+from memrl.data.dataset_writer import hash_files
 from memrl.data.needle import make_sample
 from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
-from memrl.utils.files import fingerprint
 from memrl.utils.lengths import read_length
 from memrl.utils.seeds import stable_id
 
@@ -101,13 +101,13 @@ class NeedleTask(Task):
 
 
 class FileTask(Task):
-    """A file of samples: every document as it is. Its only length is `file`."""
+    """A file of samples: every document as it is. Its only length is `file`. Files of documents count for its version."""
 
     length_unit, default_lengths, max_length = "", ("file",), None
 
     def __init__(self, path: str | Path):
         self.samples: Sequence[Sample] = load_samples(path)
-        self.name, self.version = Path(path).stem, fingerprint([path])
+        self.name, self.version = Path(path).stem, hash_files(self.samples.paths)
 
     def count(self, length: Length, wanted: int | None) -> int:
         return len(self.samples) if wanted is None else min(wanted, len(self.samples))

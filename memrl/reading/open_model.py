@@ -93,11 +93,6 @@ def model_window(model: str | Path, options: ReaderOptions) -> int:
     return longest_text(read_config(model, options.yarn))
 
 
-def model_settings(options: ReaderOptions) -> dict[str, str | float]:
-    """The options that change the logits; results are compared only if they agree."""
-    return {"dtype": options.dtype, "yarn": options.yarn}
-
-
 def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", options: ReaderOptions) -> "LocalLLM":
     """Load the weights and build the sampler; the llm's `about` lists what was loaded, and the attention backend.
 
