@@ -3,10 +3,12 @@
 import hashlib
 import json
 import os
+import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 _BLOCK, _SAMPLES = 2**20, 64
 JSON_BYTES = 16 * 2**20  # the largest published file of this kind, DeepSeek-V3's index of 91,991 tensors, has 9 MB
@@ -19,16 +21,53 @@ def write_whole(path: str | Path, text: str) -> None:
     A link stays a link; a pipe or /dev/stdout is written to directly. A lone surrogate, which a model can sample but UTF-8 cannot
     encode, is written as an escape.
     """
-    target = Path(path).resolve()
+    target = Path(os.path.realpath(path))
+    content = text.encode("utf-8", errors="backslashreplace")
     if target.exists() and not target.is_file():
-        Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
+        Path(path).write_bytes(content)
         return
-    fresh = target.with_name(f".{target.name}.new")
-    with open(fresh, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, target)
+    with replacing(target) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[BinaryIO]:
+    """A new file for `target`'s content, flushed and renamed to it at the end of the block; a failure leaves no trace.
+
+    Its name is random and must be new, so a link that someone planted is never followed. It has the old file's permissions.
+    """
+    fresh = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.new")
+    file = os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "wb")
+    try:
+        with file:
+            if target.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, target)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def check_output(path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
+    """Raise ValueError if writing `path` would destroy one of `inputs` or a file of a model.
+
+    Args:
+        inputs: files and folders that the command reads, and its other outputs; a file counts under all its names (links).
+    """
+    target = Path(os.path.realpath(path))
+    for source in map(Path, inputs):
+        files = [source, *source.iterdir()] if source.is_dir() else [source]
+        if any(_is_same_file(target, file) for file in files):
+            raise ValueError(f"{path}: is an input or another output of this command; choose another name")
+    if target.is_file() and (target.parent / "config.json").exists() and any(target.parent.glob("*.safetensors")):
+        raise ValueError(f"{path}: is a file in the model folder {target.parent}; choose another name")
+
+
+def _is_same_file(target: Path, other: Path) -> bool:
+    return target == Path(os.path.realpath(other)) or (target.exists() and other.exists() and target.samefile(other))
 
 
 def read_whole(path: str | Path) -> bytes:

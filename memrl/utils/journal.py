@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from memrl.utils.files import read_whole
+from memrl.utils.files import read_whole, replacing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -91,12 +91,8 @@ class Journal:
     def replace(self, lines: Iterable[bytes]) -> None:
         """Replace the whole content; a kill leaves the old or the new one. A lock stays with the old file."""
         target = self.path.resolve()
-        fresh = target.with_name(f".{target.name}.new")
-        with open(fresh, "wb") as file:
+        with replacing(target) as file:
             file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, target)
         self._file.close()
         self._file = open(target, "a+b")
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from memrl.utils.files import replacing
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -43,10 +45,8 @@ def make_panels(count: int, columns: int, size: tuple[float, float], **options: 
 
 def save(figure: Figure, path: str | Path) -> None:
     """Write a PNG, whole or not at all; equal figures give equal bytes."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.new")
-    figure.savefig(temporary, format="png", metadata={"Software": None})
-    temporary.replace(path)
+    with replacing(Path(path)) as file:
+        figure.savefig(file, format="png", metadata={"Software": None})
 
 
 def literal(text: str) -> str:
