@@ -105,9 +105,9 @@ def test_other_settings_are_refused_naming_them(tmp_path):
 def test_folder_of_the_earlier_format_is_refused(tmp_path):
     row = {name: value for name, value in ROWS[0].items() if name not in ("method", "repeat")}
     (tmp_path / "samples.jsonl").write_text(json.dumps(row) + "\n")
-    old = {"weights": "abc", "method": "memory", "agent": {}, "seed": 0, "tasks": {"words": "1"}}
+    old = {"format": 2, "weights": "abc", "methods": {"memory": {}}, "seed": 0, "tasks": {"words": "1"}}
     (tmp_path / "eval_config.json").write_text(json.dumps(old))
-    with pytest.raises(ValueError, match=r"another format \(1 there, 3 now\).*give another --out"):
+    with pytest.raises(ValueError, match=r"another format \(2 there, 3 now\).*give another --out"):
         Results(tmp_path, SETTINGS)
     assert json.loads((tmp_path / "eval_config.json").read_text()) == old
 

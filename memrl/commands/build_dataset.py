@@ -214,7 +214,11 @@ class Needle(Command):
 
         check_out(self.out)
         sample = make_sample(self.chunks, self.seed)
-        write_whole(self.out, sample.context + "\n")
+        text = sample.context + "\n"
+        if not self.out.is_file():
+            write_whole(self.out, text)
+        elif self.out.stat().st_size != len(text.encode()) or self.out.read_bytes() != text.encode():
+            raise ValueError(f"--out {self.out}: exists and is another text; delete it or choose another name")
         place = sample.metadata["needle_chunk"] + 1
         print(f"{self.out}: {self.chunks} chunks, the fact stands in chunk {place}")
         print(f'ask "{sample.question}"; the answer is "{sample.answers[0]}"')

@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "memrl eval") -> in
         usage="--model DIR [--task NAME[,NAME]] [--lengths 8k,32k] [--methods NAME[,NAME]] [--samples N] [--out DIR] ...",
         description="Measure a model by document length: a table with 95% intervals, samples.jsonl, summary.json and "
         "accuracy.png. The exit code is 1 if every reading failed. The same command again continues where it was stopped: "
-        "finished readings are kept, and unfinished ones, at most max_rows of them, start again. With fewer readings than max_rows none is finished until shortly before the end.",
+        "finished readings are kept, and unfinished ones, at most max_rows of them, start again. "
+        "With fewer readings than max_rows none is finished until shortly before the end.",
         config=True,
     )
     from memrl.evaluation.evaluation_run import IncompleteError, open_evaluation

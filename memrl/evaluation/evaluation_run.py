@@ -18,7 +18,7 @@ from memrl.evaluation.eval_ranks import Ranks
 from memrl.evaluation.eval_settings import fingerprint
 from memrl.evaluation.methods import Method, MethodOptions, make_methods
 from memrl.evaluation.model_under_test import ModelUnderTest, Options, read_model_settings
-from memrl.evaluation.results import RankResults, Results
+from memrl.evaluation.results import PICTURE_FILE, SUMMARY_FILE, RankResults, Results
 from memrl.evaluation.runner import Key, Row, all_keys, read_all, share_of
 from memrl.evaluation.summary import print_table, summarize
 from memrl.evaluation.tasks import Task, choose_lengths, length_units, make_tasks, parse_lengths
@@ -136,7 +136,7 @@ class Evaluation:
             )
         # The summary covers the whole folder, rows of earlier commands included.
         summary = [{"model": self.model.label, **entry} for entry in summarize(rows.values(), costs=True)]
-        write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_whole(self.folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
         if self.left:
             _print_totals([rows[key] for key in self.left], seconds)
         # Units of earlier commands' tasks included.
@@ -150,7 +150,7 @@ class Evaluation:
             raise IncompleteError(f"all {len(self.keys)} readings failed, so the scores say nothing about the model")
 
     def _plot(self, summary: list[dict[str, Any]], units: dict[str, str]) -> None:
-        path = self.folder / "accuracy.png"
+        path = self.folder / PICTURE_FILE
         num_methods = len({entry["method"] for entry in summary})
         series: dict[str, list] = {}
         for entry in summary:

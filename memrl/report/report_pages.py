@@ -17,8 +17,8 @@ from memrl.report.rendering import render
 from memrl.report.report_numbers import Report, Score, has_other_version, make_report
 from memrl.report.report_plots import plot_depths, plot_retention
 from memrl.report.series import Series, sort_lengths
-from memrl.utils.files import write_whole
-from memrl.utils.pictures import length_name
+from memrl.utils.files import check_own_output, write_whole
+from memrl.utils.pictures import MARK, length_name
 
 __all__ = ["make_report", "write_report"]
 
@@ -31,6 +31,11 @@ def write_report(report: Report, out: Path) -> list[str]:
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is not a folder; give another")
     out.mkdir(parents=True, exist_ok=True)
+    for name, mark in (("report.md", b"# Evaluation\n\nScore: "), ("report.json", b'{\n "score": "')):
+        check_own_output(out / name, mark)
+    for path in out.glob("*.png"):  # any of them may be about to be drawn again
+        if re.match(r"accuracy_by_length|retention_|depth_", path.name):
+            check_own_output(path, MARK)
     pictures = _draw(report, out)
     write_whole(out / "report.json", as_json(report))
     write_whole(out / "report.md", markdown(report, pictures))

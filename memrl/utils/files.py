@@ -66,6 +66,14 @@ def check_output(path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
         raise ValueError(f"{path}: is a file in the model folder {target.parent}; choose another name")
 
 
+def check_own_output(path: Path, mark: bytes) -> None:
+    """Raise ValueError if `path` is a file of another kind than this command writes: `mark` is not among its first bytes."""
+    if path.is_file() and path.stat().st_size:
+        with open(path, "rb") as file:
+            if mark not in file.read(4096):
+                raise ValueError(f"{path}: exists and was not written by this command; delete it or choose another name")
+
+
 def _is_same_file(target: Path, other: Path) -> bool:
     return target == Path(os.path.realpath(other)) or (target.exists() and other.exists() and target.samefile(other))
 

@@ -42,6 +42,12 @@ class Journal:
     def close(self) -> None:
         self._file.close()
 
+    def check_own(self, start: bytes) -> None:
+        """Raise ValueError unless the file is empty or begins with `start`: one of another kind is neither cut nor appended to."""
+        self._file.seek(0)
+        if not start.startswith(self._file.read(len(start))):
+            raise ValueError(f"{self.path}: exists and was not written by this command; delete it or choose another name")
+
     def append(self, record: Mapping[str, Any] | bytes) -> None:
         """Append an object, or a line that ends in a line end, and hand it to the operating system."""
         self._file.write(record if isinstance(record, bytes) else encode_line(record))

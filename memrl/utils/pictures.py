@@ -23,6 +23,7 @@ REFERENCE = "#000000"  # the baseline itself
 SOFT = "#666666"  # axis labels and notes
 SCORE_MAP = "viridis"  # colour map of scores from 0 to 1
 DPI = 130
+MARK = b"Software\0memrl"  # in the first bytes of our PNG files
 
 _TITLE, _PANEL_TITLE, _LABEL, _TICKS, _NOTE = 12.5, 10.5, 8.5, 8.5, 8.0  # font sizes in points
 
@@ -46,7 +47,7 @@ def make_panels(count: int, columns: int, size: tuple[float, float], **options: 
 def save(figure: Figure, path: str | Path) -> None:
     """Write a PNG, whole or not at all; equal figures give equal bytes."""
     with replacing(Path(path)) as file:
-        figure.savefig(file, format="png", metadata={"Software": None})
+        figure.savefig(file, format="png", metadata={"Software": "memrl"})
 
 
 def literal(text: str) -> str:
