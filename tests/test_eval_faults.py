@@ -19,6 +19,7 @@ from memrl.evaluation import eval_ranks
 from memrl.evaluation.eval_ranks import Ranks
 from memrl.evaluation.results import RankResults, Results
 from memrl.evaluation.runner import Key, row_key
+from memrl.scoring.scores import SCORES
 from tests.tiny_folder import WORDS, make_folder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +35,8 @@ SETTINGS = {
 
 def make_row(index, length=1, error=None, **columns):
     row = {"method": "memory", "task": "words", "length": length, "index": index, "repeat": 0, "response": f"r{index}"}
+    row |= {"model": "m", "id": f"w{index}", "question": "q", "answers": ["a"], "answer": "", "depths": [], "held": ""}
+    row |= dict.fromkeys((*SCORES, "chunks", "tokens", "prompt_tokens", "response_tokens", "chunk_tokens"), 0)
     return row | {"error": error, "seconds": 1.0, "peak_gib": 0.5} | columns
 
 

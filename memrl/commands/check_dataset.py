@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memrl.utils.command_line import Command, argument, check_out
+from memrl.utils.plain_text import printable
 
 if TYPE_CHECKING:
     from memrl.types import Sample
 
 TENTHS = 10
+LONGEST = 1000  # characters of a shown text
 SHOWN = 200  # characters of the first sample's document
 _INPUT = ".jsonl or .parquet file, or a folder of .parquet files"
 
@@ -40,16 +42,19 @@ class Check(Command):
                 if encode is not None:
                     tokens.append(len(encode(sample.context)))
                 progress.advance()
-        print(f"{samples.name}: {len(samples)} samples, no mistakes")
+        print(f"{printable(samples.name, LONGEST)}: {len(samples)} samples, no mistakes")
         print(spread("characters", characters))
         if tokens:
             print(spread("tokens", tokens))
         print(spread("answers", answers) + (f"; all have to be named in {every_answer} samples" if every_answer else ""))
         print(histogram(depths))
         first = samples[0]
-        print(f"\nfirst sample {first.id}\nquestion    {first.question}\nanswers     {' | '.join(first.answers)}")
-        print(f"metadata    {', '.join(first.metadata) or 'none'}")
-        print(f"document    {' '.join(first.context[:SHOWN].split())}{' ...' * (len(first.context) > SHOWN)}")
+        shown = {"first sample": first.id, "question": first.question, "answers": " | ".join(first.answers)}
+        shown |= {"metadata": ", ".join(first.metadata) or "none"}
+        print()
+        for name, text in shown.items():
+            print(f"{name:<12}{' ' * (name == 'first sample')}{printable(text, LONGEST)}")
+        print(f"document    {printable(first.context[:SHOWN], LONGEST)}{' ...' * (len(first.context) > SHOWN)}")
 
 
 @dataclass(kw_only=True)

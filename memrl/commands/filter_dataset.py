@@ -38,7 +38,7 @@ class Filter(Command):
     """Address of an OpenAI-compatible server; its key is taken from OPENAI_API_KEY."""
     name: str | None = None
     """Name of the model on the server."""
-    samples: int = bounded(2, at_least=1)
+    samples: int = bounded(2, 1, 1000)
     """Responses to each question."""
     criterion: Literal["strict", "lenient", "either"] = "either"
     """What makes a response right."""

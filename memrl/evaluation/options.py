@@ -32,7 +32,7 @@ class Options:
     resume: Literal["auto", "no"] = "auto"
     """auto: add to the results in the folder; no: refuse a folder with results."""
     label: str | None = None
-    """Name of the model in rows and tables; the name of its folder if not given."""
+    """Name of the model in rows and tables, one line of at most 200 characters; the name of its folder if not given."""
     endpoint: str | None = None
     """Address of an OpenAI-compatible server that runs the model, like http://localhost:8000/v1."""
     tokenizer: str | None = None

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from memrl.evaluation.eval_settings import join
+from memrl.evaluation.row_check import check_row
 from memrl.evaluation.runner import Key, Row, row_key
 from memrl.utils.files import read_json, write_whole
 from memrl.utils.journal import Journal, encode_line, open_locked
@@ -95,7 +96,7 @@ class Results:
         """
         for path in sorted(self.folder.glob(_rank_file("*"))):
             with Journal(path, _busy(self.folder)) as journal:
-                for row in journal.read(ADVICE, _check_row):
+                for row in journal.read(ADVICE, check_row):
                     if self.rows.get(row_key(row), {"error": ""})["error"] is not None:  # rows without an error stay
                         self.add(row)
                 self._journal.sync()
@@ -122,7 +123,7 @@ class Results:
             settings = join(self.folder, read_config(self.folder), settings)
         config_path = self.folder / CONFIG_FILE
         write_whole(config_path, json.dumps(settings, indent=2) + "\n")
-        for row in self._journal.read(ADVICE, _check_row):
+        for row in self._journal.read(ADVICE, check_row):
             self.rows[row_key(row)] = row
             self._num_lines += 1
         self.collect()
@@ -167,10 +168,6 @@ def _rank_file(rank: int | str) -> str:
 
 def _same(a: Row, b: Row) -> bool:
     return a.keys() == b.keys() and all(a[name] == b[name] for name in a if name not in MEASURED)
-
-
-def _check_row(row: Row) -> tuple:
-    return row["error"], row_key(row)
 
 
 def _busy(folder: Path) -> str:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from memrl.llm import LLM
 
 Row = dict[str, Any]
+MOST_READINGS = 2_000_000  # listed in memory; RULER's own 13 tasks x 6 lengths x 500 samples are 39,000
 LONGEST_REASON = 500  # characters
 RETAINED_STEPS = 9  # shares of the gold answers are written as digits from 0 to 9
 
@@ -63,7 +64,14 @@ def all_keys(
     methods: Iterable[str],
     repeats: int = 1,
 ) -> list[Key]:
-    """Every requested reading, by task, length, index, method and repeat."""
+    """Every requested reading, by task, length, index, method and repeat; ValueError for more than `MOST_READINGS`."""
+    methods = list(methods)
+    documents = sum(task.count(length, num_samples) for task in tasks for length in lengths[task.name])
+    if (number := documents * len(methods) * repeats) > MOST_READINGS:
+        raise ValueError(
+            f"samples, repeats, lengths and methods make {printable(str(number), 30)} readings; at most {MOST_READINGS:,} are "
+            "possible, so lower --samples"
+        )
     return [
         Key(method, task.name, length, index, repeat)
         for task in tasks
@@ -215,9 +223,7 @@ def add_turn(row: Row, sample: Sample, turn: Turn) -> None:
         ValueError: a token's probability is not a number, so its choice says nothing about the model.
     """
     if not all(map(math.isfinite, turn.response_logprobs)):
-        raise ValueError(
-            "outputs of the model are NaN or infinite: its weights are damaged, or too large for the dtype"
-        )
+        raise ValueError("outputs of the model are NaN or infinite: its weights are damaged, or too large for the dtype")
     row["prompt_tokens"] += len(turn.prompt_ids)
     row["response_tokens"] += len(turn.response_ids)
     if turn.kind == "memory":

@@ -49,8 +49,11 @@ def _draw(report: Report, out: Path) -> list[tuple[str, str]]:
         panels.insert(0, Panel(f"average of {len(report.averaged)} RULER tasks", report.average_unit, report.average))
     pictures = [("accuracy_by_length.png", "Accuracy by document length")]
     plot_panels(out / pictures[0][0], panels, [one.label for one in report.series], report.score)
-    for task in report.tasks:
-        safe_name = re.sub(r"[^A-Za-z0-9_.-]", "_", task.name)
+    taken: set[str] = set()
+    for number, task in enumerate(report.tasks):
+        safe_name = re.sub(r"[^A-Za-z0-9_.-]", "_", task.name)[:80]
+        safe_name += f"_{number}" * (safe_name in taken)  # two tasks must not share a picture
+        taken.add(safe_name)
         if task.memory:
             pictures.append((f"retention_{safe_name}.png", f"{task.name}: is the gold answer in the memory?"))
             plot_retention(out / pictures[-1][0], task, report.score)

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
 
 from memrl.utils.bounds import check_options
+from memrl.utils.plain_text import printable
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -152,7 +153,7 @@ def fail(message: str) -> NoReturn:
     Under torchrun only the first rank of each machine prints it.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"error: {message}", file=sys.stderr, flush=True)
+        print(f"error: {printable(message, 4000)}", file=sys.stderr, flush=True)
     sys.exit(2)
 
 

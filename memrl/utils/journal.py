@@ -43,7 +43,7 @@ class Journal:
         self._file.close()
 
     def check_own(self, start: bytes) -> None:
-        """Raise ValueError unless the file is empty or begins with `start`: one of another kind is neither cut nor appended to."""
+        """Raise ValueError unless the file is empty or begins with `start`: no other kind of file is cut or appended to."""
         self._file.seek(0)
         if not start.startswith(self._file.read(len(start))):
             raise ValueError(f"{self.path}: exists and was not written by this command; delete it or choose another name")
@@ -133,7 +133,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
         ValueError: the rest of a sentence that begins with file and line: "is not JSON", for example.
     """
     try:
-        record = json.loads(line)
+        record = json.loads(line, parse_int=_whole_number)
     except UnicodeDecodeError:
         raise ValueError("is not UTF-8 text") from None
     except (ValueError, RecursionError):
@@ -141,6 +141,12 @@ def parse_line(line: bytes) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ValueError("is not a JSON object")
     return record
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > 20:  # 64 bits, such as a seed's; it can become a float
+        raise ValueError
+    return int(digits)
 
 
 def read_records(path: str | Path) -> list[tuple[int, dict]]:
