@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from memrl.config import flatten
 from memrl.reading.open_model import decoding, model_settings
+from memrl.utils.addresses import public_url
 from memrl.utils.files import fingerprint as fingerprint_files
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _ADDITIVE, _NOT_COMPARED = ("tasks", "methods"), {"model_path", "endpoint"}
 def fingerprint(model: ModelUnderTest, seed: int, tasks: Mapping[str, Task], methods: Mapping[str, Method]) -> dict[str, Any]:
     """Everything that a row depends on, as JSON; weights and tokenizer enter by the hash of their files."""
     if model.endpoint is not None:
-        source = {"endpoint": model.endpoint, "served_model": model.name}
+        source = {"endpoint": public_url(model.endpoint), "served_model": model.name}
     else:
         weights = fingerprint_files(sorted(Path(model.name).glob("*.safetensors")))
         source = {"model_path": str(Path(model.name).resolve()), "weights": weights, **model_settings(model.reader)}
