@@ -236,9 +236,7 @@ def test_an_address_shows_neither_its_password_nor_its_query(monkeypatch, capsys
 def test_no_file_of_an_evaluation_or_a_filter_holds_a_key(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     folder, questions = make_folder(tmp_path / "model"), tmp_path / "qa.jsonl"
-    questions.write_text(
-        '{"id": "a", "question": "code ?", "context": "red", "answers": ["red"]}\n{"id": "b", "question": "q"}\n'
-    )
+    questions.write_text('{"id": "a", "question": "code ?", "context": "red", "answers": ["red"]}\n')
     with FakeEndpoint(lambda body: f"red {KEY} password-of-bob queried-key") as server:
         url = f"{server.url.replace('//', '//bob:password-of-bob@')}/v1?key=queried-key"
         options = ["--model", "fake", "--endpoint", url, "--tokenizer", folder, "--out", tmp_path / "out"]
