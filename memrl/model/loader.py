@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memrl.model.attention_context import PackedContext
-from memrl.model.hf_config import CheckpointError, dtype_named, read_config, read_json, read_raw_config
+from memrl.model.hf_config import CheckpointError, dtype_named, read_config, read_object, read_raw_config
 from memrl.model.saver import EMBEDDING, INDEX, OUTPUT, SINGLE, first_few
 from memrl.model.transformer import Transformer, TransformerConfig, meta_model
 from memrl.model.weights import AGAIN, StoredTensor, WeightReader, list_tensors
@@ -142,7 +142,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
-        weight_map = read_json(folder / INDEX).get("weight_map")
+        weight_map = read_object(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{folder / INDEX} has no weight_map; {AGAIN}")
         files = sorted({folder / str(name) for name in weight_map.values()})
