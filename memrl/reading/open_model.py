@@ -4,6 +4,7 @@ Importing this module is cheap; torch is imported by the first call that needs i
 `memrl.utils.command_line`.
 """
 
+import os
 import re
 import time
 from collections.abc import Callable
@@ -81,6 +82,10 @@ def load_settings(model: str | Path, options: ReaderOptions) -> "tuple[AgentConf
     if not Path(model).is_dir():
         raise ValueError(f"there is no model folder {model}; give a Hugging Face folder (config.json, safetensors)")
     check_options(options)
+    if os.path.lexists(Path(model) / "config.json"):  # before transformers reads it without bounds
+        from memrl.model.hf_config import read_raw_config
+
+        read_raw_config(model)
     agent = load_agent(model, **asdict(options.agent))
     if options.yarn:
         model_window(model, options)
