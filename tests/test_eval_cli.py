@@ -208,6 +208,7 @@ def test_endpoint_is_measured_by_every_method_and_what_failed_there_is_run_again
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with FakeEndpoint(answer, models=("served/name",)) as server:
         options = ["--model", "served/name", "--endpoint", server.url, "--tokenizer", folder, "--task", path, "--out", out]
+        options[4:4] = ["--retrieval_tokens", 500]
         options += ["--methods", "memory,one_shot,retrieval", "--window", 1000]
         code, printed, _ = run_main(capsys, *options)
         assert code == 0 and "too long" in printed and printed.startswith("9 readings, ")

@@ -118,10 +118,11 @@ def check(options: Filter) -> None:
 def asked_of(options: Filter) -> dict[str, Any]:
     """All that the responses depend on except the question."""
     from memrl.data.filtering import QUESTION_ALONE
+    from memrl.utils.addresses import public_url
     from memrl.utils.files import fingerprint
 
     if options.model is None:
-        source = {"endpoint": options.endpoint, "model": options.name}
+        source = {"endpoint": public_url(options.endpoint or ""), "model": options.name}
     else:
         weights = sorted(options.model.glob("*.safetensors"))
         others = [options.model / name for name in MODEL_FILES if (options.model / name).is_file()]

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from memrl.config import flatten
 from memrl.reading.model_identity import model_identity, tokenizer_identity
 from memrl.reading.open_model import decoding
+from memrl.utils.addresses import public_url
 from memrl.utils.plain_text import printable
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ _ADDITIVE, _NOT_COMPARED = ("tasks", "methods"), {"model_path", "endpoint"}
 def fingerprint(model: ModelUnderTest, seed: int, tasks: Mapping[str, Task], methods: Mapping[str, Method]) -> dict[str, Any]:
     """Everything that a row depends on, as JSON: the one place where the identity of an evaluation is computed."""
     if model.endpoint is not None:
-        address = urlsplit(model.endpoint)._replace(netloc=urlsplit(model.endpoint).netloc.rpartition("@")[2], query="")
-        source = {"endpoint": address.geturl(), "served_model": model.name}  # a key may stand before the @, or in the query
+        source = {"endpoint": public_url(model.endpoint), "served_model": model.name}
         source |= tokenizer_identity(model.tokenizer_folder, model.tokenizer)
     else:
         source = {"model_path": str(Path(model.name).resolve()), **model_identity(model.name, model.reader, model.tokenizer)}

@@ -12,7 +12,7 @@ from memrl.agents.memory import AgentConfig
 from memrl.evaluation.methods import LOWER, Method
 from memrl.evaluation.options import Options
 from memrl.evaluation.tasks import Task
-from memrl.reading.open_model import ReaderOptions, decoding, load_settings, open_llm
+from memrl.reading.open_model import ReaderOptions, decoding, load_settings, model_window, open_llm, stretch
 from memrl.utils.plain_text import printable
 
 if TYPE_CHECKING:
@@ -72,8 +72,11 @@ class ModelUnderTest:
         """Load the weights, or connect to the server.
 
         Raises:
-            ValueError: the model cannot be used, or the cache is too small for a method's turns.
+            ValueError: the model cannot be used, or its window or the cache is too small for a method's turns.
         """
+        window = None if self.endpoint is not None else model_window(self.name, self.reader)
+        for method in methods:
+            method.check_window(self.tokenizer, window, stretch(self.name))
         if self.endpoint is not None:
             from memrl.endpoint import RemoteLLM
 

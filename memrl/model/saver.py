@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from memrl.model.hf_config import CheckpointError, config_to_json, dtype_named, read_json
+from memrl.model.hf_config import CheckpointError, config_to_json, dtype_named, read_object
 from memrl.model.transformer import Transformer, TransformerConfig, meta_model
 from memrl.utils.atomic_dirs import aside, swap_in
 from memrl.utils.files import sync_tree
@@ -141,7 +141,7 @@ def _write_tokenizer(tokenizer, folder: Path) -> dict:
     hf = getattr(tokenizer, "hf", tokenizer)
     hf.save_pretrained(folder)
     # transformers 4 knows only its own name of the generic tokenizer class; version 5 knows both names.
-    config = read_json(folder / "tokenizer_config.json")
+    config = read_object(folder / "tokenizer_config.json")
     if config.get("tokenizer_class") == "TokenizersBackend":
         _write_json(folder / "tokenizer_config.json", config | {"tokenizer_class": "PreTrainedTokenizerFast"})
     ids = {"bos_token_id": hf.bos_token_id, "eos_token_id": hf.eos_token_id, "pad_token_id": hf.pad_token_id}

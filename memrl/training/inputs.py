@@ -4,12 +4,15 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from memrl.agents import AgentConfig
+from memrl.agents.limits import PromptSizes, check_agent
 from memrl.agents.memory import check_question
 from memrl.config import AgentOptions, DataOptions
 from memrl.data import Samples
 from memrl.data.training_source import FileSource, NeedleSource, Source
+from memrl.model.hf_config import longest_text, read_config, yarn_for
 from memrl.prompts import load_prompts
 from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
@@ -19,6 +22,16 @@ from memrl.utils.files import fingerprint
 def build_agent(options: AgentOptions) -> AgentConfig:
     limits = asdict(options)
     return AgentConfig(load_prompts(limits.pop("prompts")), **limits)
+
+
+def check_window(model: str | Path, sizes: PromptSizes, agent: AgentConfig) -> None:
+    """Raise ValueError if a turn can be longer than the window of the model in this folder."""
+
+    def stretch(tokens: int) -> str:
+        factor = yarn_for(model, tokens)
+        return "" if factor is None else f'rope_scaling {{"rope_type": "yarn", "factor": {factor:g}}} in its config.json'
+
+    check_agent(longest_text(read_config(model)), sizes, agent, stretch)
 
 
 def make_source(data: DataOptions, prompts_per_step: int, seed: int) -> Source:
