@@ -170,6 +170,21 @@ def test_any_metrics_are_refused_or_read(tmp_path_factory, changes):
         assert all(isinstance(_drawable(run, name), bool) for name in run.series)
 
 
+def test_pipes_and_devices_in_the_place_of_files_are_refused_at_once(tmp_path):
+    folder = write_folder(tmp_path / "results", [make_row()])
+    for name in ("metrics.jsonl", "results/samples.rank1.jsonl"):
+        os.mkfifo(tmp_path / name)
+    for main, *arguments in (
+        (Curves.main, tmp_path),
+        (Trace.main, tmp_path / "metrics.jsonl", "--out", tmp_path / "x.html"),
+        (Trace.main, "/dev/zero", "--out", tmp_path / "x.html"),
+        (Report.main, folder, "--out", tmp_path / "out"),
+    ):
+        code, errors = run(main, *arguments)
+        check_end(code, errors)
+        assert code == 2 and "pipe or a device" in errors
+
+
 # --- names -----------------------------------------------------------------------------------------------------------------
 
 

@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from memrl.utils.files import read_whole, replacing
+from memrl.utils.files import read_bounded, replacing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+LONGEST = 2**32  # bytes that are read at once; a year of rollouts has less
 
 
 class Journal:
@@ -157,7 +160,7 @@ def read_records(path: str | Path) -> list[tuple[int, dict]]:
     Raises:
         ValueError: no such file, or a damaged line; names file and line.
     """
-    lines = read_whole(path).split(b"\n")
+    lines = read_bounded(path, LONGEST).split(b"\n")
     records = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
