@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import random
 
 import pytest

@@ -1,7 +1,7 @@
 """`memrl data hotpotqa`, `squad`, `musique`, `ruler`, `ruler_hotpotqa` and `needle`: write data sets of long documents."""
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memrl.types import Sample
 
 SUFFIXES = (".jsonl", ".parquet")
+MOST_CHUNKS = 1_000_000  # of a needle's text; these are 100 MB
 MOST_PARAGRAPHS, MOST_TOKENS = 100_000, 2**25  # of a document; the longest published ones have 25,600 and 4 million
 
 
@@ -206,7 +207,7 @@ class Ruler(RulerFiles, Command):
 class Needle(Command):
     """Write a document of the miniature's own language as a text file, and print the question to ask with its answer."""
 
-    chunks: int = bounded(MISSING, 1, 1_000_000, why="a longer one is more than 100 MB of text")
+    chunks: int
     """Length of the document in chunks."""
     out: Path
     """Text file to write."""
@@ -218,6 +219,8 @@ class Needle(Command):
         from memrl.utils.files import write_whole
 
         check_out(self.out)
+        if not 1 <= self.chunks <= MOST_CHUNKS:
+            raise ValueError(f"chunks is {self.chunks}; it must be between 1 and {MOST_CHUNKS}")
         sample = make_sample(self.chunks, self.seed)
         text = sample.context + "\n"
         if not self.out.is_file():
