@@ -25,7 +25,7 @@ def make_source(data: DataOptions, prompts_per_step: int, seed: int) -> Source:
     """The questions to train on: a file's, or generated ones for the miniature."""
     if data.path is None:
         return NeedleSource(data, seed)
-    return FileSource(data.path, prompts_per_step, data.shuffle, seed)
+    return FileSource(data.path, prompts_per_step, data.shuffle, seed, data.allow_files)
 
 
 def check_questions(path: str | None, samples: Sequence[Sample], tokenizer: Tokenizer, agent: AgentConfig) -> None:
