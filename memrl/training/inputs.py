@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from memrl.agents import AgentConfig
-from memrl.agents.memory import check_question
+from memrl.agents.memory import encode_question
 from memrl.config import AgentOptions, DataOptions
 from memrl.data import Samples
 from memrl.data.training_source import FileSource, NeedleSource, Source
@@ -43,7 +43,7 @@ def check_questions(path: str | None, samples: Sequence[Sample], tokenizer: Toke
         questions = ((sample.id, sample.question) for sample in samples)
     for sample_id, question in questions:
         try:
-            check_question(tokenizer.encode(question.strip()), agent)
+            encode_question(tokenizer.encode, question, agent)
         except ValueError as error:
             raise ValueError(f"{path}: sample {sample_id}: {error}") from error
 
