@@ -14,6 +14,7 @@ from memrl.data.json_values import shown
 
 GROUP_BYTES = 2**24  # size of a row group, as JSON
 ROWS_AT_ONCE = 256
+FEW_ROWS = 10**5  # more than that, all alike, in a file of a few bytes are no data set but an attack
 PANDAS_INDEX = "__index_level_"
 JSON_COLUMN = {b"memrl": b"json"}  # marks a column of JSON texts, used if no parquet type fits all values
 
@@ -136,7 +137,7 @@ def open_parquet(path: Path) -> pq.ParquetFile:
         # Without a buffer, a row group's column is loaded as a whole.
         opened = pq.ParquetFile(path, metadata=opened.metadata, buffer_size=2**20, read_dictionary=texts)
         size = path.stat().st_size
-    if opened.metadata.num_rows > size:
+    if opened.metadata.num_rows > max(size, FEW_ROWS):
         raise ValueError(f"{path}: says that it has {opened.metadata.num_rows} rows, in {size} bytes; write it again")
     return opened
 

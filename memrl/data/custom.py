@@ -114,9 +114,13 @@ class JsonlSamples(Samples):
             while (first := file.read(1)).isspace():
                 offset += 1
             if first == b"[":
-                with TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
-                    for number, (_, begin, item) in enumerate(listed_values(self.path, text, offset + 1), start=1):
-                        yield "item", number, begin, item.encode()
+                try:
+                    with TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
+                        for number, (_, begin, item) in enumerate(listed_values(self.path, text, offset + 1), start=1):
+                            yield "item", number, begin, item.encode()
+                except UnicodeDecodeError as error:
+                    byte = f"byte 0x{error.object[error.start]:02x}"
+                    raise ValueError(f"{self.path}: {byte} in it is not UTF-8; save the file as UTF-8") from None
                 return
             file.seek(0)
             offset = number = 0
