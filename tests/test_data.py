@@ -227,6 +227,7 @@ def test_load_jsonl_line_without_end_is_refused(write, monkeypatch):
 
 def test_load_jsonl_values_are_counted_before_they_take_memory(write, monkeypatch):
     monkeypatch.setattr(json_values, "VALUES", 100)
+    monkeypatch.setattr(json_values, "UNCOUNTED", 100)
     text = {**GOOD, "context": '[{,"\\' * 1000}
     assert load_jsonl(write(text))[0].context == text["context"], "what stands in a text does not count"
     for bomb in (b'{"a": [' + b"[]," * 200, b'{"a": "\\\\", "b": [' + b"[]," * 200, b"{" + b'"' * 1000 + b"," * 101):

@@ -6,6 +6,7 @@ from typing import Any
 
 MOST_BYTES = 2**28  # of a row, an item or a document: 60 million tokens; the paper's longest documents have 3.5 million, 16 MB
 VALUES = 2 * 10**6  # values in a row or an item; SQuAD's training file, one object, has 1.3 million
+UNCOUNTED = 2**23  # characters up to which values are not counted, since they take 0.2 GB at most
 DIGITS = 300  # of a whole number, so that it can become a float
 
 
@@ -24,7 +25,7 @@ def parse_json(text: bytes) -> Any:
 
 def check_values(text: str) -> None:
     """Raise ValueError if JSON text has more than VALUES values: a list of empty lists takes 20 times its text in memory."""
-    if _num_marks(text) <= VALUES:
+    if len(text) <= UNCOUNTED or _num_marks(text) <= VALUES:
         return
     bare = text.replace("\\\\", "").replace('\\"', "")  # every quote that is left begins or ends a text
     if bare.count('"') > 4 * VALUES or sum(map(_num_marks, bare.split('"')[::2])) > VALUES:

@@ -17,7 +17,6 @@ from memrl.data.json_values import MOST_BYTES, bounded_int, check_values
 from memrl.utils.files import open_regular
 
 _BLOCK = 2**20  # characters of a JSON list read at a time
-_MANY = 2**23  # characters from which on values are counted
 _ROWS = 256  # rows of a parquet file read at a time
 _NOT_SPACE = re.compile(r"[^ \t\n\r]")
 
@@ -156,8 +155,7 @@ def listed_values(path: str | os.PathLike[str], file: TextIO, begin: int = 0) ->
                 problem = "lists and objects in each other, too deep" if isinstance(error, RecursionError) else problem
                 raise ValueError(f"{path}: not JSON: item {number}: {problem}") from None
             text += more
-            if len(text) > _MANY:
-                check_values(text)
+            check_values(text)
             continue
         except ValueError as error:
             raise ValueError(f"{path}: item {number}: {error}") from None
