@@ -103,7 +103,7 @@ def read_items(path: str | os.PathLike[str]) -> Iterator[Item]:
 def _opened(path: str | os.PathLike[str]) -> Iterator[TextIO | None]:
     """The decompressed text of the file, None for parquet. Errors while reading it become ValueErrors."""
     try:
-        with open_regular(path) as file:
+        with open_regular(Path(path)) as file:
             start = file.peek(4)
             if start.startswith(b"PAR1"):
                 yield None
