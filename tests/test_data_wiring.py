@@ -28,6 +28,9 @@ def files(tmp_path_factory):
         rows = [{"id": f"id{i}", "question": f"q{i}?", "answers": ["red"], "context": "red"} for i in range(start, start + 3)]
         made[name] = root / f"{name}.jsonl"
         made[name].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made["OUTSIDE"] = root / "folder" / "OUTSIDE.jsonl"  # needs --allow_files
+    made["OUTSIDE"].parent.mkdir()
+    made["OUTSIDE"].write_text(json.dumps({"question": "q?", "answers": ["red"], "file": "../LINES.jsonl"}) + "\n")
     return made
 
 
@@ -99,6 +102,7 @@ BUILDERS = {
         {
             "input": (None, ["MORE", "--out", "OUT/x.jsonl"]),
             "out": (None, ["LINES", "--out", "OUT/x.parquet"]),
+            "allow_files": (None, ["OUTSIDE", "--out", "OUT/x.jsonl", "--allow_files"]),
         },
     ),
     "check": (
@@ -107,6 +111,7 @@ BUILDERS = {
         {
             "input": (None, ["MORE"]),
             "tokenizer": (["LINES"], ["--tokenizer", "MODEL"]),
+            "allow_files": (None, ["OUTSIDE", "--allow_files"]),
         },
     ),
 }
@@ -154,6 +159,7 @@ FILTER_CASES = {
     "drop_when": (["--drop_when", "all"], lambda run: run.rule.drop_when == run.recipe["drop_when"] == "all"),
     "limit": (["--limit", "2"], lambda run: run.ids == ["id0", "id1"] and len(run.questions) == 2),
     "keep": (["--keep", "1"], lambda run: run.ids == ["id0"] and run.asked["keep"] == run.recipe["keep"] == 1),
+    "allow_files": (["OUTSIDE", "OUT/x.jsonl", *LOCAL, "--allow_files"], lambda run: run.ids == ["OUTSIDE.jsonl:1"]),
     "keep_failed": (["FAILING", "OUT/x.jsonl", *LOCAL, "--keep_failed"], lambda run: run.ids == ["id9", "id10", "id11"]),
     "temperature": (["--temperature", "0.5"], lambda run: run.llm.params.temperature == run.recipe["temperature"] == 0.5),
     "top_p": (["--top_p", "0.9"], lambda run: run.llm.params.top_p == run.recipe["top_p"] == 0.9),
@@ -207,5 +213,6 @@ def test_every_option_of_filter_arrives(run_filter):
     for name, (words, holds) in FILTER_CASES.items():
         assert holds(run_filter(*words)), name
         assert not holds(plain), name
-    with pytest.raises(SystemExit):
-        run_filter("FAILING", "OUT/x.jsonl", *LOCAL)
+    for name in ("FAILING", "OUTSIDE"):
+        with pytest.raises(SystemExit):
+            run_filter(name, "OUT/x.jsonl", *LOCAL)

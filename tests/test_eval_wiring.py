@@ -38,6 +38,7 @@ CASES = {
     "out": (["--out", "ELSEWHERE"], lambda run: run.folder.name == "elsewhere"),
     "resume": (["--resume", "no"], lambda run: run.resume is False),
     "label": (["--label", "model"], lambda run: run.columns["model"] == run.config["model"] == "model"),
+    "allow_files": (["--allow_files"], lambda run: run.allow_files is True),
     "endpoint": (ENDPOINT, lambda run: isinstance(run.llm, RemoteLLM) and run.llm.url == "http://localhost:9/v1"),
     "tokenizer": (
         [*ENDPOINT, "--tokenizer", "OTHER"],
@@ -116,7 +117,11 @@ def run_eval(folders, tmp_path, monkeypatch):
             run.llm, run.keys, run.tasks, run.methods, run.seed, run.columns = llm, keys, tasks, methods, seed, options["columns"]
 
         record("memrl.sampler", "Sampler", lambda arguments, options: run.sampler.update(options))
-        record("memrl.evaluation.evaluation_run", "make_tasks", lambda arguments, _: setattr(run, "files", arguments[3]))
+        record(
+            "memrl.evaluation.evaluation_run",
+            "make_tasks",
+            lambda given, _: vars(run).update(files=given[3], allow_files=given[4]),
+        )
         record(
             "memrl.evaluation.evaluation_run",
             "Results",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ async def memory_agent(llm: Session, sample: Sample, config: AgentConfig) -> Tra
         ValueError: the question is empty or longer than its limit.
     """
     prompts = config.prompts
-    question = check_question(llm.encode(sample.question.strip()), config)
+    question = encode_question(llm.encode, sample.question, config)
     document = llm.encode(sample.context) if sample.context.strip() else []
     memory = llm.encode(prompts.no_memory)
     turns = []
@@ -57,6 +58,11 @@ async def memory_agent(llm: Session, sample: Sample, config: AgentConfig) -> Tra
     prompt = llm.render(prompts.answer, question=question, memory=memory)
     turns.append(await llm.chat(prompt, kind="answer", max_new_tokens=config.answer_tokens))
     return Trajectory(turns=turns, response=turns[-1].text, memory=llm.decode(memory))
+
+
+def encode_question(encode: Callable[[str], list[int]], question: str, config: AgentConfig) -> list[int]:
+    """The question's token ids, with its own blanks, as in the original; ValueError if it is blank or too long."""
+    return check_question(encode(question) if question.strip() else [], config)
 
 
 def check_question(question_ids: list[int], config: AgentConfig) -> list[int]:

@@ -88,7 +88,7 @@ class LongDocumentsCommand(Drawing):
         draw = documents.of_tokens if unit == "tokens" else documents.of_documents
         questions = source.questions[: self.limit]
         copies = self.write(self.out, lambda index: draw(questions[index], size, self.seed), len(questions), recipe, self.kind)
-        left_out = f"; {source.num_unanswerable} without an answer are left out" if source.num_unanswerable else ""
+        left_out = f"; {source.left_out}" if source.left_out else ""
         print(f"{self.out}: {len(questions)} questions, {size} {unit} each{copies}{left_out}")
 
     def size(self) -> tuple[int, str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memrl.utils.command_line import Command, argument, check_out
+from memrl.utils.command_line import Command, allow_files_flag, argument, check_out
 from memrl.utils.plain_text import printable
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class Check(Command):
     input: Path = argument("input", type=Path, metavar="INPUT", help=_INPUT)
     tokenizer: Path | None = None
     """Count tokens too, with the tokenizer of this folder."""
+    allow_files: bool = allow_files_flag()
 
     def run(self) -> None:
         from memrl.data import load_samples
@@ -31,7 +32,7 @@ class Check(Command):
         from memrl.utils.progress import Progress
 
         encode = load_tokenizer(self.tokenizer).encode if self.tokenizer else None
-        samples = load_samples(self.input)
+        samples = load_samples(self.input, self.allow_files)
         characters, tokens, answers, depths, every_answer = [], [], [], [], 0
         with Progress("check", len(samples), "samples") as progress:
             for sample in samples:
@@ -67,13 +68,14 @@ class Convert(Command):
     input: Path = argument("input", type=Path, metavar="INPUT", help=_INPUT)
     out: Path
     """Data set to write, .jsonl or .parquet."""
+    allow_files: bool = allow_files_flag()
 
     def run(self) -> None:
         from memrl.data import load_samples, write_samples
         from memrl.utils.files import fingerprint
 
         check_out(self.out, [self.input], (".jsonl", ".parquet"))
-        samples = load_samples(self.input)
+        samples = load_samples(self.input, self.allow_files)
         recipe = {"command": "convert", "input": fingerprint(samples.paths)}
         write_samples(self.out, samples.__getitem__, len(samples), recipe, "convert")
         print(f"{self.out}: {len(samples)} samples")

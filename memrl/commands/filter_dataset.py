@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from memrl.utils.bounds import bounded
-from memrl.utils.command_line import Command, argument, check_out
+from memrl.utils.command_line import Command, allow_files_flag, argument, check_out
 
 if TYPE_CHECKING:
     from memrl.data.custom import Samples
@@ -51,6 +51,7 @@ class Filter(Command):
     keep_failed: bool = argument(
         "--keep_failed", action="store_true", default=False, help="keep questions that fail again and again, instead of stopping"
     )
+    allow_files: bool = allow_files_flag()
     temperature: float = bounded(1.0, at_least=0)
     """Sampling temperature."""
     top_p: float = bounded(0.7, above=0, at_most=1)
@@ -74,7 +75,7 @@ class Filter(Command):
         from memrl.utils.files import fingerprint
 
         check(self)
-        samples = load_samples(self.input)
+        samples = load_samples(self.input, self.allow_files)
         rule = Rule(self.criterion, self.drop_when)
         asked_about = asked_of(self)
         with AnswersFile(self.out.with_name(f"{self.out.name}.answers.jsonl"), asked_about) as journal:

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from memrl.data.custom import FIELDS, check_row, check_unique
+from memrl.data.rows import FIELDS, check_row, check_unique
 from memrl.types import Sample
 from memrl.utils.files import read_json, sync_path, write_whole
 from memrl.utils.journal import Journal, encode_line, first_difference
@@ -85,7 +85,7 @@ def write_samples(
 def _encode(path: Path, index: int, sample: Sample, numbers: dict[str, str]) -> bytes:
     try:
         row = to_row(sample)
-        check_row(row, path.parent, set())
+        check_row(row, path.parent)
         line = json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         check_unique(sample.id, f"sample {index + 1}", numbers)
         return line

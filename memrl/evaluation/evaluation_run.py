@@ -185,7 +185,7 @@ def open_evaluation(
     window = None if options.endpoint is not None else model_window(options.model, reader)
     methods = make_methods(options.methods.split(","), method_options, model.agent, window)
     names = [name.strip() for name in options.task.split(",")]
-    tasks = {task.name: task for task in make_tasks(names, model.tokenizer, model.agent, files)}
+    tasks = {task.name: task for task in make_tasks(names, model.tokenizer, model.agent, files, options.allow_files)}
     chosen = choose_lengths(list(tasks.values()), lengths)
     keys = all_keys(list(tasks.values()), chosen, options.samples, list(methods), options.repeats)
     folder = Path(options.out) if options.out else model.default_folder()

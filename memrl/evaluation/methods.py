@@ -38,7 +38,7 @@ class MethodOptions:
     retrieval_tokens: int = 4000
     """Document tokens that retrieval shows: about as many as the memory agent sees at a time."""
     passage_tokens: int = 256
-    """Tokens of each passage that retrieval ranks."""
+    """Tokens of each passage that retrieval ranks, at most: a paragraph, or a part of a long one."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Method:
         settings["prompts"] = {"document": document_prompt(prompts), "system": prompts.system}
         if isinstance(config, RetrievalConfig):
             settings |= {"tokens": config.tokens, "passage_tokens": config.passage_tokens}
-            return settings | {"window": config.window, "bm25": {"variant": "lucene", "k1": K1, "b": B}}
+            return settings | {"window": config.window, "bm25": {"variant": "lucene", "k1": K1, "b": B, "passages": "paragraphs"}}
         return settings | {"window": config.window}
 
     async def run(self, llm: "Session", sample: Sample) -> Trajectory:

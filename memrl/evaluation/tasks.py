@@ -107,8 +107,8 @@ class FileTask(Task):
 
     length_unit, default_lengths, max_length = "", ("file",), None
 
-    def __init__(self, path: str | Path):
-        self.samples: Sequence[Sample] = load_samples(path)
+    def __init__(self, path: str | Path, allow_files: bool = False, hotpotqa: str | None = None):
+        self.samples = load_samples(path, allow_files, hotpotqa)
         self.name, self.version = Path(path).stem, hash_files(self.samples.paths)
 
     def count(self, length: Length, wanted: int | None) -> int:
@@ -159,12 +159,15 @@ class GeneratedTask(Task):
             check(max(numbers))
 
 
-def make_tasks(names: Sequence[str], tokenizer: Tokenizer, agent: AgentConfig, files: RulerFiles | None = None) -> list[Task]:
+def make_tasks(
+    names: Sequence[str], tokenizer: Tokenizer, agent: AgentConfig, files: RulerFiles | None = None, allow_files: bool = False
+) -> list[Task]:
     """Tasks by name, or from the path of a file of samples; `ruler` stands for RULER's thirteen.
 
     Args:
         tokenizer: of the model that will read. RULER's tasks get a copy, because they run in a thread beside the sampler.
-        files: sources of RULER's documents.
+        files: sources of RULER's documents, and of the original's files that number HotpotQA's paragraphs.
+        allow_files: documents of a file of samples may stand outside its folder.
 
     Raises:
         ValueError: no such task, two of one name, a file without samples, or a missing file that a task needs.
@@ -182,12 +185,12 @@ def make_tasks(names: Sequence[str], tokenizer: Tokenizer, agent: AgentConfig, f
             return GeneratedTask(name, make_ruler(name, thread_tokenizer(), files), "tokens", (8192, 16384, 32768), 2**25)
         if name == "ruler_hotpotqa":
             return GeneratedTask(name, RulerHotpotQA(files), "documents", (50, 100, 200), 10**5, TOKENS_PER_PARAGRAPH)
-        if not name.endswith((".jsonl", ".parquet")):
+        if not name.endswith((".jsonl", ".json", ".parquet")):
             known = ", ".join((NeedleTask.name, "ruler", *TASKS, "ruler_hotpotqa"))
-            raise ValueError(f"there is no task {name!r}; give the path of a .jsonl or .parquet file, or one of {known}")
+            raise ValueError(f"there is no task {name!r}; give the path of a .jsonl, .json or .parquet file, or one of {known}")
         if not Path(name).is_file():
             raise ValueError(f"task {name}: there is no such file")
-        return FileTask(name)
+        return FileTask(name, allow_files, files.hotpotqa)
 
     tasks = [make(one) for name in names for one in (TASKS if name == "ruler" else (name,))]
     known = [task.name for task in tasks]

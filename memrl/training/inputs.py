@@ -8,7 +8,7 @@ from pathlib import Path
 
 from memrl.agents import AgentConfig
 from memrl.agents.limits import PromptSizes, check_agent
-from memrl.agents.memory import check_question
+from memrl.agents.memory import encode_question
 from memrl.config import AgentOptions, DataOptions
 from memrl.data import Samples
 from memrl.data.training_source import FileSource, NeedleSource, Source
@@ -38,7 +38,7 @@ def make_source(data: DataOptions, prompts_per_step: int, seed: int) -> Source:
     """The questions to train on: a file's, or generated ones for the miniature."""
     if data.path is None:
         return NeedleSource(data, seed)
-    return FileSource(data.path, prompts_per_step, data.shuffle, seed)
+    return FileSource(data.path, prompts_per_step, data.shuffle, seed, data.allow_files)
 
 
 def check_questions(path: str | None, samples: Sequence[Sample], tokenizer: Tokenizer, agent: AgentConfig) -> None:
@@ -56,7 +56,7 @@ def check_questions(path: str | None, samples: Sequence[Sample], tokenizer: Toke
         questions = ((sample.id, sample.question) for sample in samples)
     for sample_id, question in questions:
         try:
-            check_question(tokenizer.encode(question.strip()), agent)
+            encode_question(tokenizer.encode, question, agent)
         except ValueError as error:
             raise ValueError(f"{path}: sample {sample_id}: {error}") from error
 

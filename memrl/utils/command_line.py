@@ -68,6 +68,12 @@ def argument(*names: str, default: Any = MISSING, **how: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
+def allow_files_flag() -> Any:
+    """The field `allow_files` of options that read a data set; see `memrl.data.rows.TextFiles`."""
+    words = "let `file` in the data set name files anywhere, not only below its folder; only for data sets that you trust"
+    return argument("--allow_files", action="store_true", default=False, help=words)
+
+
 def parse_options(
     kinds: Sequence[type],
     arguments: Sequence[str] | None,

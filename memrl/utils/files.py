@@ -7,6 +7,7 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -94,9 +95,7 @@ def read_bounded(path: str | Path, limit: int) -> bytes:
     For files from elsewhere: a pipe would block, and a device could be read without end.
     """
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ValueError(f"{path} is a pipe or a device; it must be a regular file")
+        with open_regular(path) as file:
             content = file.read(limit + 1)
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file") from None
@@ -105,6 +104,15 @@ def read_bounded(path: str | Path, limit: int) -> bytes:
     if len(content) > limit:
         raise ValueError(f"{path} is larger than {limit / 2**20:g} MiB, which is too large for a file of this kind")
     return content
+
+
+def open_regular(path: str | Path) -> BufferedReader:
+    """Open a regular file for reading; ValueError naming the path for a pipe or a device, OSError as `open`."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError(f"{path} is a pipe or a device; it must be a regular file")
+    return file
 
 
 def read_json(path: str | Path, limit: int = JSON_BYTES) -> Any:
