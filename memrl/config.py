@@ -45,6 +45,9 @@ class DataOptions:
     """Most chunks of a generated document (miniature only)."""
     shuffle: bool = True
     """Read the file in a new random order in each epoch; the original reads it in order."""
+    allow_files: bool = False
+    """Let `file` in training and validation data name files anywhere, not only below the folder of the data set; only for data
+    that you trust."""
 
 
 @dataclass

@@ -98,8 +98,8 @@ def test_every_prompt_and_response_of_a_reading(tokenizer):
     memories = ["nothing", "one", "two", "three", "four"]
     assert [turn.kind for turn in trajectory.turns] == ["memory"] * 5 + ["answer"]
     for turn, memory, section in zip(trajectory.turns, memories, sections, strict=False):
-        assert shown(tokenizer, turn) == in_chat(f"Q=why?;M={memory};S={section};")
-    assert shown(tokenizer, trajectory.turns[-1]) == in_chat("Q=why?;M=five;\\boxed{}")
+        assert shown(tokenizer, turn) == in_chat(f"Q= why? ;M={memory};S={section};")
+    assert shown(tokenizer, trajectory.turns[-1]) == in_chat("Q= why? ;M=five;\\boxed{}")
     assert [turn.text for turn in trajectory.turns] == ["one", "two", "three", "four", "five", "42"]
     assert (trajectory.response, trajectory.memory) == ("42", "five")
     # A turn holds what the sampler saw and gave, id for id.

@@ -1,6 +1,7 @@
 """The custom data format: what it reads, what it refuses and in which words."""
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memrl.data import load_samples
+from memrl.data import custom, json_values, load_samples
 from memrl.data.custom import JsonlSamples as load_jsonl
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,7 +121,24 @@ def test_load_jsonl_file_that_changes_is_noticed(write):
     path = write(GOOD)
     samples = load_jsonl(path)
     write({**GOOD, "question": "Something else altogether?"})
-    with pytest.raises(ValueError, match="changed since"):
+    with pytest.raises(ValueError, match="changed while the run reads it"):
+        samples[0]
+
+
+def test_load_jsonl_touched_file_is_read_on_and_a_changed_one_is_not(write):
+    path = write(GOOD)
+    samples = load_jsonl(path)
+    for when in (1, 2**31):
+        os.utime(path, (when, when))
+        assert samples[0].question == "Who?"
+    write({**GOOD, "question": "Why?"})  # of the same size
+    os.utime(path, (2**31, 2**31))
+    assert samples[0].question == "Why?", "neither size nor time have changed"
+    os.utime(path, (3, 3))
+    with pytest.raises(ValueError, match=rf"^{path}: changed while the run reads it; "):
+        samples[0]
+    path.unlink()
+    with pytest.raises(ValueError, match="No such file"):
         samples[0]
 
 
@@ -171,6 +189,18 @@ BAD_LINES = {
     "evidence begins in words": ({**GOOD, "evidence": [{"begin": "here"}]}, ["evidence: begin", "here", "whole number"]),
     "evidence ends between": ({**GOOD, "evidence": [{"begin": 0, "end": 1.5}]}, ["evidence: end", "1.5"]),
     "evidence begins before": ({**GOOD, "evidence": [{"begin": -1}]}, ["evidence: begin", "-1"]),
+    "a number of 400 digits": (json.dumps({**GOOD, "n": 1}).encode().replace(b": 1}", b": " + b"1" * 400 + b"}"), ["400 digits"]),
+    "a number beyond floats": (json.dumps({**GOOD, "n": 1}).encode().replace(b": 1}", b": [1e999]}"), ["n: inf", "no number"]),
+    "no number": ({**GOOD, "n": {"a": float("nan")}}, ["n: nan", "no number of JSON"]),
+    "metadata too deep": (
+        json.dumps({**GOOD, "n": 0}).encode().replace(b": 0", b": " + b"[" * 60 + b"]" * 60),
+        ["n: ", "50 deep"],
+    ),
+    "metadata half a pair": ({**GOOD, "n": ["\udc00"]}, ["n: ", "surrogate"]),
+    "a name of half a pair": ({**GOOD, "\udc00": 1}, ["surrogate"]),
+    "many answers that are none": ({**GOOD, "answers": [1] * 10_000}, ["answers: got the number 1"]),
+    "a long id": ({**GOOD, "id": "x" * 1001}, ["id", "1000"]),
+    "a null byte": (json.dumps(GOOD).encode().replace(b"Ed d", b"Ed\0d"), ["control character"]),
     "half a surrogate pair": ({**GOOD, "context": "ok \ud800"}, ["context", "surrogate"]),
 }
 
@@ -185,6 +215,47 @@ def test_load_jsonl_bad_line_is_named(write, name):
     assert message.startswith(f"{path}: line 3: ")
     assert all(word in message for word in words), message
     assert "\n" not in message
+
+
+def test_load_jsonl_line_without_end_is_refused(write, monkeypatch):
+    monkeypatch.setattr(custom, "MOST_BYTES", 1000)
+    good = json.dumps(GOOD).encode()
+    assert len(load_jsonl(write(good + b" " * (999 - len(good))))) == 1
+    with pytest.raises(ValueError, match=r"line 2: is longer than 0 MiB"):
+        load_jsonl(write(good, good + b" " * (1000 - len(good))))
+
+
+def test_load_jsonl_values_are_counted_before_they_take_memory(write, monkeypatch):
+    monkeypatch.setattr(json_values, "VALUES", 100)
+    monkeypatch.setattr(json_values, "UNCOUNTED", 100)
+    text = {**GOOD, "context": '[{,"\\' * 1000}
+    assert load_jsonl(write(text))[0].context == text["context"], "what stands in a text does not count"
+    for bomb in (b'{"a": [' + b"[]," * 200, b'{"a": "\\\\", "b": [' + b"[]," * 200, b"{" + b'"' * 1000 + b"," * 101):
+        with pytest.raises(ValueError, match=r"line 1: .*more than 100 values"):
+            load_jsonl(write(bomb))
+
+
+def test_load_jsonl_last_line_needs_no_end(write):
+    path = write(GOOD, GOOD)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert [sample.context for sample in load_jsonl(path)] == ["Ed did."] * 2
+
+
+def test_load_json_list_is_read_like_lines(write, monkeypatch):
+    rows = [{**GOOD, "context": f"na\u00efve {i} \U0001f600 " * i, "answers": str(i)} for i in range(30)]
+    lines = load_jsonl(write(*rows))
+    for block in (1, 7, 100, 2**20):
+        monkeypatch.setattr("memrl.data.corpora.items._BLOCK", block)
+        for start, options in ((b"", {}), (b"\xef\xbb\xbf \n", {"ensure_ascii": False, "indent": 1})):
+            path = write(start + json.dumps(rows, **options).encode(), name="data.json")
+            samples = load_jsonl(path)
+            assert [samples[i].context for i in (29, 0, 7)] == [lines[i].context for i in (29, 0, 7)]
+            assert samples.ids[2] == "data.json:3"
+    with pytest.raises(ValueError, match=r"item 2: question"):
+        load_jsonl(write(json.dumps([GOOD, {**GOOD, "question": ""}]).encode()))
+    for broken in (b"[", b"[]", b"[1]", b"[{]", b"[" * 10**6, json.dumps([GOOD, GOOD]).encode()[:-1]):
+        with pytest.raises(ValueError, match=r"data\.jsonl: "):
+            load_jsonl(write(broken))
 
 
 def test_load_jsonl_document_that_is_not_utf8_is_named(write, tmp_path):

@@ -16,11 +16,13 @@ import pytest
 from openai import APIStatusError
 
 from memrl.agents.memory import AgentConfig, memory_agent
-from memrl.endpoint import EndpointError, RemoteLLM, backoff, retry_after, split_url
+from memrl.endpoint import EndpointError, RemoteLLM
+from memrl.endpoint.failures import backoff, retry_after
 from memrl.llm import Decoding, LocalLLM, LocalSession
 from memrl.prompts import Prompts
 from memrl.reading.reader import read_document
 from memrl.types import Sample
+from memrl.utils.addresses import split_url
 from tests.fake_endpoint import FakeEndpoint, Reply
 from tests.tiny_folder import PROMPTS, make_tokenizer
 
@@ -301,7 +303,7 @@ def test_tries_are_bounded_and_counted(quiet):
     [
         (Reply(seconds=0.4), "no answer within 0.1 s"),
         (Reply(raw="{"), "the answer is not JSON"),
-        (Reply(raw="<html> a page", kind="text/html"), "the answer is not a completion: '<html> a page'"),
+        (Reply(raw="<html> a page", kind="text/html"), "the answer is not JSON: '<html> a page'"),
     ],
 )
 def test_a_failure_without_a_status_is_described(reply, words):
@@ -335,12 +337,12 @@ def test_a_retry_waits_as_long_as_retry_after(monkeypatch):
         slept.append(seconds)
         await sleep(0)
 
-    monkeypatch.setattr("memrl.endpoint.asyncio.sleep", note)
+    monkeypatch.setattr("memrl.endpoint.remote_llm.asyncio.sleep", note)
     with FakeEndpoint(lambda body: "red", script=[Reply(status=429, headers={"Retry-After": "17"}), Reply(status=429)]) as server:
         assert ask(remote(server)).text == "red"
     assert slept[0] == 17 and slept[1] < 1
     with FakeEndpoint(lambda body: Reply(status=429, message="quota", headers={"Retry-After": "86400"})) as server:
-        with pytest.raises(EndpointError, match=r"HTTP 429: quota$"):
+        with pytest.raises(EndpointError, match=r"HTTP 429: quota; it asks to wait 86400 s, and 300 are the most$"):
             ask(remote(server))
     assert len(server.bodies) == 1
 

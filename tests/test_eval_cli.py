@@ -208,6 +208,7 @@ def test_endpoint_is_measured_by_every_method_and_what_failed_there_is_run_again
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with FakeEndpoint(answer, models=("served/name",)) as server:
         options = ["--model", "served/name", "--endpoint", server.url, "--tokenizer", folder, "--task", path, "--out", out]
+        options[4:4] = ["--retrieval_tokens", 500]
         options += ["--methods", "memory,one_shot,retrieval", "--window", 1000]
         code, printed, _ = run_main(capsys, *options)
         assert code == 0 and "too long" in printed and printed.startswith("9 readings, ")
@@ -226,6 +227,20 @@ def test_endpoint_is_measured_by_every_method_and_what_failed_there_is_run_again
     rows = rows_in(out)
     assert len(rows) == 9 and {(row["lenient"], row["model"], row["peak_gib"]) for row in rows} == {(1.0, "served/name", None)}
     assert {row["held"] for row in rows if row["method"] == "memory"} == {"999"}
+
+
+def test_an_evaluation_without_an_answer_ends_with_code_1(folder, tmp_path, capsys):
+    path = tmp_path / "qa.jsonl"
+    lines = [{"id": f"\x1b]0;{number}", "question": "who ? " * 9, "context": "red", "answers": ["red"]} for number in range(2)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = ["--model", folder, "--task", path, "--out", tmp_path / "out", "--device", "cpu"]
+    for again in (False, True):
+        code, printed, errors = run_main(capsys, *options)
+        assert code == 1 and "2 failed: they count as wrong" in printed and printed.endswith(f"results: {tmp_path / 'out'}\n")
+        assert errors[-1].startswith("error: all 2 readings failed, so the scores say nothing about the model; ")
+        assert any("0 of 2 readings are finished already; 2 that failed run again" in line for line in errors) is again
+        assert "sample \\x1b]0;0: ValueError" in printed and "\x1b" not in printed
+    assert len(rows_in(tmp_path / "out")) == 2
 
 
 def test_failures_are_run_again_and_replaced(folder, tmp_path, capsys):

@@ -19,11 +19,12 @@ from memrl.evaluation import eval_ranks
 from memrl.evaluation.eval_ranks import Ranks
 from memrl.evaluation.results import RankResults, Results
 from memrl.evaluation.runner import Key, row_key
+from memrl.scoring.scores import SCORES
 from tests.tiny_folder import WORDS, make_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {
-    "format": 2,
+    "format": 3,
     "weights": "abc",
     "methods": {"memory": {"chunk_tokens": 5}},
     "seed": 0,
@@ -34,6 +35,8 @@ SETTINGS = {
 
 def make_row(index, length=1, error=None, **columns):
     row = {"method": "memory", "task": "words", "length": length, "index": index, "repeat": 0, "response": f"r{index}"}
+    row |= {"model": "m", "id": f"w{index}", "question": "q", "answers": ["a"], "answer": "", "depths": [], "held": ""}
+    row |= dict.fromkeys((*SCORES, "chunks", "tokens", "prompt_tokens", "response_tokens", "chunk_tokens"), 0)
     return row | {"error": error, "seconds": 1.0, "peak_gib": 0.5} | columns
 
 
@@ -105,9 +108,9 @@ def test_other_settings_are_refused_naming_them(tmp_path):
 def test_folder_of_the_earlier_format_is_refused(tmp_path):
     row = {name: value for name, value in ROWS[0].items() if name not in ("method", "repeat")}
     (tmp_path / "samples.jsonl").write_text(json.dumps(row) + "\n")
-    old = {"weights": "abc", "method": "memory", "agent": {}, "seed": 0, "tasks": {"words": "1"}}
+    old = {"format": 2, "weights": "abc", "methods": {"memory": {}}, "seed": 0, "tasks": {"words": "1"}}
     (tmp_path / "eval_config.json").write_text(json.dumps(old))
-    with pytest.raises(ValueError, match=r"another format \(1 there, 2 now\).*give another --out"):
+    with pytest.raises(ValueError, match=r"another format \(2 there, 3 now\).*give another --out"):
         Results(tmp_path, SETTINGS)
     assert json.loads((tmp_path / "eval_config.json").read_text()) == old
 

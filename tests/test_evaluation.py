@@ -470,3 +470,58 @@ def test_device_that_is_not_there_is_named():
 def test_agent_settings_of_the_folder_are_used(folder, open_with):
     _, agent = open_with()
     assert agent == load_agent(folder) and agent.chunk_tokens == 8
+
+
+# --- numbers that say nothing ----------------------------------------------------------------------------------------------
+
+
+def test_readings_of_a_model_whose_outputs_are_not_numbers_fail_and_say_so(open_with):
+    import torch
+
+    for temperature in (0.0, 1.0):
+        llm, agent = open_with(temperature=temperature)
+        with torch.no_grad():
+            next(llm.sampler.model.parameters())[7:9, 0] = float("nan")
+        rows = evaluate(llm, WordTask(), [1], 2, agent, seed=7)
+        assert {row["error"] for row in rows} == {
+            "ValueError: outputs of the model are NaN or infinite: its weights are damaged, or too large for the dtype"
+        }
+
+
+class Panic(BaseException):
+    """As pyo3's, which no Python module exports."""
+
+
+Panic.__module__ = "pyo3_runtime"
+
+
+@pytest.mark.parametrize("place", ["sample", "encode"])
+def test_a_document_on_which_a_library_panics_is_one_failed_reading(open_with, monkeypatch, place):
+    llm, agent = open_with()
+    task, encode = WordTask(), llm.encode
+    sample = task.sample
+
+    def poison(*arguments):
+        raise Panic("index out of range\x1b[2J\nnote: run with RUST_BACKTRACE=1")
+
+    if place == "sample":
+        task.sample = lambda length, index, seed: poison() if index == 1 else sample(length, index, seed)
+    else:
+        text = sample(1, 1, 7).context
+        llm.encode = lambda given: poison() if given == text else encode(given)
+    rows = evaluate(llm, task, [1], 3, agent, seed=7)
+    assert [row["error"] for row in rows] == [None, "Panic: index out of range\\x1b[2J", None]
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt, SystemExit])
+def test_what_ends_the_run_is_no_failed_reading(open_with, problem):
+    llm, agent = open_with()
+    task = WordTask()
+    task.is_slow = False
+
+    def stop(length, index, seed):
+        raise problem
+
+    task.sample = stop
+    with pytest.raises(problem):
+        evaluate(llm, task, [1], 2, agent, seed=7)

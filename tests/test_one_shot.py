@@ -48,7 +48,7 @@ def section_of(trajectory, question="why?"):
 
 def test_a_document_that_fits_stands_in_the_prompt_untouched():
     trajectory, sampler = ask("The quick brown fox ", " why? ")
-    assert prompt_of(trajectory) == in_chat("D=The quick brown fox ;Q=why?;")
+    assert prompt_of(trajectory) == in_chat("D=The quick brown fox ;Q= why? ;")
     assert [turn.kind for turn in trajectory.turns] == ["answer"]
     assert (trajectory.response, trajectory.memory, trajectory.scores) == ("42", "", {"cut_tokens": 0})
     [request] = sampler.requests

@@ -267,8 +267,8 @@ def reads(monkeypatch):
     found = []
     batches = module._batches
 
-    def watched(file, group, columns):
-        for batch in batches(file, group, columns):
+    def watched(file, group):
+        for batch in batches(file, group):
             found.append((group.number, len(batch)))
             yield batch
 
@@ -330,7 +330,7 @@ def test_a_file_that_changes_is_noticed(write):
     path = write(GOOD)
     samples = load_samples(path)
     write({**GOOD, "question": "Something else altogether?"})
-    with pytest.raises(ValueError, match="changed since"):
+    with pytest.raises(ValueError, match="changed while the run reads it"):
         samples[0]
 
 

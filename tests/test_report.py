@@ -35,7 +35,7 @@ def make_row(**changes):
     score = changes.pop("score", 1.0)
     index = changes.get("index", 0)
     row = {
-        **{"model": "model", "method": "memory", "task": "needle", "length": 4, "index": index, "repeat": 0},
+        **{"model": "tiny/model", "method": "memory", "task": "needle", "length": 4, "index": index, "repeat": 0},
         **{"id": f"needle-{index}", "question": f"question {index}", "answers": ["a"], "match": "any"},
         **{"response": "r", "answer": "a", "memory": "m", **dict.fromkeys(SCORES, score)},
         **{"chunks": 4, "tokens": 40, "prompt_tokens": 100, "response_tokens": 20, "seconds": 1.5, "peak_gib": 2.0},
@@ -47,7 +47,7 @@ def make_row(**changes):
 def write_folder(folder, rows, name="samples.jsonl", config=None):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "eval_config.json").write_text(json.dumps(config or {"model_path": "/runs/tiny/model", "tasks": {"needle": "1"}}))
+    (folder / "eval_config.json").write_text(json.dumps(config or {"methods": {}, "tasks": {"needle": "1"}}))
     return folder
 
 
@@ -92,9 +92,9 @@ def test_a_torn_last_line_is_left_out(tmp_path):
 def test_each_method_is_a_series_and_labels_are_unique(tmp_path):
     rows = [make_row(), make_row(method="one_shot", held="")]
     first, second = write_folder(tmp_path / "a", rows), write_folder(tmp_path / "b", rows[:1])
-    third = write_folder(tmp_path / "b" / "a", [make_row(method="retrieval")], config={"model_path": "/models/model"})
+    third = write_folder(tmp_path / "b" / "a", [make_row(model="model", method="retrieval")], config={"methods": {}, "tasks": {}})
     labels = [one.label for one in read_series([first, second, third])]
-    assert labels == ["tiny/model memory (a)", "tiny/model one_shot", "tiny/model memory (b)", "models/model retrieval"]
+    assert labels == ["tiny/model memory (a)", "tiny/model one_shot", "tiny/model memory (b)", "model retrieval"]
     same_name = write_folder(tmp_path / "c" / "a", rows[:1])
     labels = [one.label for one in read_series([first, same_name])]
     assert labels[0] == f"tiny/model memory ({first.as_posix()})" and len(set(labels)) == 3
@@ -116,7 +116,7 @@ def test_folders_of_one_model_with_other_tasks_are_one_series(tmp_path):
     a = write_folder(tmp_path / "a", [make_row(task="vt")], config=config | {"tasks": {"vt": "1"}})
     b = write_folder(tmp_path / "b", [make_row(), make_row(length=8)], config=config | {"tasks": {"needle": "1"}})
     (one,) = read_series([a, b])
-    assert (one.label, one.folders, one.versions) == ("model", (a, b), {"vt": "1", "needle": "1"})
+    assert (one.label, one.folders, one.versions) == ("tiny/model", (a, b), {"vt": "1", "needle": "1"})
     assert list(one.rows) == [("needle", 4), ("needle", 8), ("vt", 4)]
 
 
@@ -134,7 +134,7 @@ def test_folders_of_one_model_with_other_tasks_are_one_series(tmp_path):
 def test_folders_made_otherwise_or_with_a_common_cell_stay_apart(tmp_path, config, row):
     a = write_folder(tmp_path / "a", [make_row()], config=configured(memory={}, versions={"needle": "1"}))
     b = write_folder(tmp_path / "b", [make_row(**row)], config=config)
-    assert [one.label for one in read_series([a, b])] == ["model (a)", "model (b)"]
+    assert [one.label for one in read_series([a, b])] == ["tiny/model (a)", "tiny/model (b)"]
 
 
 def test_a_task_that_the_baseline_has_not_has_another_baseline_and_says_so(tmp_path):
@@ -143,7 +143,7 @@ def test_a_task_that_the_baseline_has_not_has_another_baseline_and_says_so(tmp_p
     c = write_folder(tmp_path / "c", [make_row(model="c", task="vt", score=0.0)])
     report = make_report(read_series([a, b, c]), "lenient", None, (), {})
     text = markdown(report, PICTURES)
-    assert "### needle against a\n" in text and "### vt against b\n\na has no readings of vt; b takes its place." in text
+    assert "### needle against a\n" in text and "### vt against b\n\nWithout readings of vt by a, b takes its place." in text
     needle, vt = json.loads(as_json(report))["tasks"]
     assert (needle["baseline"], vt["baseline"], vt["differences"]["c"]["4"]["mean"]) == ("a", "b", -1.0)
 
@@ -170,7 +170,7 @@ def test_folders_without_rows_of_this_format_are_refused(tmp_path):
     del old["method"]
     with pytest.raises(ValueError, match=r"samples\.jsonl, line 2 has no 'method': rows of an earlier format"):
         read_series([write_folder(tmp_path / "old", [make_row(), old])])
-    with pytest.raises(ValueError, match=r"line 1: strict is \"yes\""):
+    with pytest.raises(ValueError, match=r"line 1 strict is 'yes'; `memrl eval` does not"):
         read_series([write_folder(tmp_path / "wrong", [make_row(strict="yes")])])
 
 
@@ -416,7 +416,7 @@ def folders(tmp_path_factory):
             other.append({**row, "method": "one_shot", "held": "", **dict.fromkeys(SCORES, float(index % 2))})
     base.append(make_row(task="my file.v2", length="file", depths=[], score=0.0, error="RuntimeError: no | memory"))
     base += [make_row(task=task, length=8192, index=i, depths=[], held="") for task in ("vt", "qa_1") for i in range(2)]
-    return write_folder(root / "a", base), write_folder(root / "b", other, config={"tasks": {"needle": "2"}})
+    return write_folder(root / "a", base), write_folder(root / "b", other, config={"methods": {}, "tasks": {"needle": "2"}})
 
 
 @pytest.fixture(scope="module")
@@ -442,11 +442,11 @@ def test_the_command_writes_tables_pictures_and_numbers(written):
     assert "RuntimeError: no \\| memory" in text and "its needle has another version" in text
     assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in pictures.split())
     found = json.loads((out / "report.json").read_text())
-    assert [one["label"] for one in found["series"]] == ["tiny/model memory", "model one_shot"]
+    assert [one["label"] for one in found["series"]] == ["tiny/model memory", "tiny/model one_shot"]
     assert "are to be compared with `--score ruler`, not with strict" in text and "can disagree at the edge" in text
     needle = next(task for task in found["tasks"] if task["task"] == "needle")
     assert needle["memory"]["tiny/model memory"]["4096"] == {"ever": 1.0, "last": 1.0, "n": 6}
-    assert needle["differences"]["model one_shot"]["16"]["mean"] == -0.5
+    assert needle["differences"]["tiny/model one_shot"]["16"]["mean"] == -0.5
 
 
 def test_the_same_rows_give_the_same_bytes(folders, written, tmp_path):

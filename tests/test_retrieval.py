@@ -6,13 +6,21 @@ import math
 import random
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memrl.agents import AgentConfig, RetrievalConfig, retrieval_agent
-from memrl.agents.retrieval import bm25_scores, choose_passages, passage_spans, split_words
+from memrl.agents.retrieval import (
+    bm25_scores,
+    choose_passages,
+    paragraph_passages,
+    paragraph_starts,
+    passage_spans,
+    split_words,
+)
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import Transformer
 from memrl.prompts import Prompts
@@ -163,6 +171,59 @@ def test_the_highest_passages_are_taken_until_the_budget_is_spent(scores, size, 
     assert set(chosen) == set(ranked[: len(chosen)])
     if len(chosen) < len(scores):
         assert shown(ranked[: len(chosen) + 1]) > room
+
+
+@pytest.mark.parametrize(
+    ("pieces", "starts"),
+    [
+        (["One", ".", "\n\n", "Two", " b", "\n", "c"], [3]),
+        (["One", ".\n\n", "Two", ".\n", "\n", "Three"], [2, 5]),
+        (["One", "\n", " ", "\n", "Two", ".\n", "three"], [4]),
+        (["One", ".", "\n\nTwo", "\r\n", "\r\n", "Three"], [2, 5]),
+        (["One", "\n", "\n\n\n", "\n", "Two"], [4]),
+        (["One", "\n\n"], []),
+        ([], []),
+    ],
+)
+def test_a_paragraph_begins_with_the_first_visible_token_after_a_blank_line(pieces, starts):
+    numbers = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    texts, ids = list(numbers), [numbers[piece] for piece in pieces]
+    for size in (1, 2, 100):  # the document piece by piece
+        find = paragraph_starts(lambda some: "".join(texts[number] for number in some))
+        found = [begin + place for begin in range(0, len(ids), size) for place in find(ids[begin : begin + size])]
+        assert found == starts
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(4, 30))
+def test_passages_are_paragraphs_and_cover_the_document(lengths, size):
+    edges = list(itertools.accumulate(lengths))
+    spans = paragraph_passages(edges[:-1], edges[-1], size)
+    assert spans[0].start == 0 and spans[-1].stop == edges[-1] and all(0 < len(span) <= size for span in spans)
+    for one, other in itertools.pairwise(spans):
+        assert one.start < other.start <= one.stop < other.stop
+        if other.start < one.stop:
+            assert one.stop - other.start == size // 4, "only within a long paragraph"
+        else:
+            assert one.stop in edges, "a passage ends where a paragraph ends"
+    if all(size // 4 <= length <= size for length in lengths):
+        assert [span.stop for span in spans] == edges
+
+
+def test_the_agent_shows_whole_paragraphs(tokenizer, monkeypatch):
+    line_end = tokenizer.encode("?")  # one token, shown as a blank line
+    monkeypatch.setattr(tokenizer, "decode", partial(decode_with_line_ends, tokenizer.decode, line_end))
+    llm = LocalLLM(ScriptedSampler(lambda request: tokenizer.encode("yes")), tokenizer, Decoding())
+    for depth in range(16):
+        wanted = [*filler(7), *NEEDLE, *filler(3)]
+        words = [*filler(100 + depth), "?", *wanted, "?", *filler(100)]
+        sample = Sample("s", "what number", " ".join(words))
+        [trajectory] = llm.run([retrieval_agent(llm.session(0), sample, RetrievalConfig(AGENT, 17, 17))])
+        shown = tokenizer.hf.decode(trajectory.turns[0].prompt_ids).split()
+        assert " ".join([*wanted, "?"]) in " ".join(shown), depth
+
+
+def decode_with_line_ends(decode, line_end, ids):
+    return "\n\n" if list(ids) == line_end else decode(ids)
 
 
 def test_a_needle_is_found_among_ten_thousand_passages(ask):

@@ -45,7 +45,9 @@ def test_without_shuffling_the_first_round_is_the_files_order(path):
 @pytest.mark.parametrize("round_number", [0, 3])
 def test_shuffling_orders_every_epoch_and_every_seed_anew(path, round_number):
     first, second = (FileSource(path, prompts_per_step=4, shuffle=True, seed=seed) for seed in (3, 4))
-    epochs = [tuple(ids(source, 10, round_number)[begin : begin + 10]) for source in (first, second) for begin in range(0, 40, 10)]
+    epochs = [
+        tuple(ids(source, 10, round_number)[begin : begin + 10]) for source in (first, second) for begin in range(0, 40, 10)
+    ]
     assert len(set(epochs)) == 8
     assert all(sorted(epoch) == sorted(epochs[0]) for epoch in epochs)
 

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from memrl.__main__ import main
 from memrl.data.corpora import read_pool, read_source, read_sources, source_files
 from memrl.data.corpora.items import read_items
 from memrl.data.paragraphs import Paragraph
+from memrl.data.ruler import RulerFiles
+from memrl.data.ruler_hotpotqa import RulerHotpotQA
 
 
 def hotpot_item(number: int) -> dict:
@@ -220,9 +223,33 @@ def test_musique_leaves_out_the_unanswerable_twin_of_a_question(write):
 
 def test_a_file_without_any_answerable_question_is_refused(write):
     path = write(json_lines([musique_item(0, answerable=False)]))
-    with pytest.raises(ValueError, match="none of its 1 questions has an answer"):
+    with pytest.raises(ValueError, match="holds no question that can be used: 1 without an answer are left out"):
         read_source(path, "musique")
     assert len(read_pool([path])) == 5
+
+
+def test_hotpotqas_fullwiki_file_gives_its_questions_with_gold_and_all_paragraphs(write, write_parquet, tmp_path, capsys):
+    items = [hotpot_item(0), hotpot_item(1), hotpot_item(2)]
+    items[1]["supporting_facts"].append(["Elsewhere", 0])
+    for path in (write(items), write_parquet([hub_row(item) for item in items])):
+        source = read_source(path, "hotpotqa")
+        assert [question.id for question in source.questions] == ["q0", "q2"]
+        assert (source.num_without_gold, source.num_unanswerable, len(source.paragraphs)) == (1, 0, 12)
+        assert len(read_pool([path])) == 12
+    assert (
+        main(["data", "hotpotqa", str(write(items)), "--out", str(tmp_path / "out.jsonl"), "--documents", "5"]) == 0
+        and "2 questions, 5 documents each; 1 whose gold paragraphs are not all in their context are left out"
+        in capsys.readouterr().out
+    )
+    RulerHotpotQA(RulerFiles(hotpotqa=str(write(items))))
+    assert "2 questions; 1 whose gold paragraphs are not all in their context are left out" in capsys.readouterr().err
+
+
+def test_hotpotqas_test_file_is_a_pool_only(write):
+    path = write([{name: value for name, value in hotpot_item(0).items() if name in ("_id", "question", "context")}])
+    assert len(read_pool([path])) == 4
+    with pytest.raises(ValueError, match="no question that can be used: 1 without an answer are left out"):
+        read_source(path, "hotpotqa")
 
 
 def test_a_pool_takes_any_kind_of_file(write):
@@ -282,7 +309,6 @@ MISTAKES = {
     "hotpotqa: no facts": (two_hotpot, (1, "supporting_facts"), [], ["q1", "supporting_facts: a list", "[]"]),
     "hotpotqa: facts begin with a number": (two_hotpot, (1, "supporting_facts"), [0, "T1.0"], ["q1", "supporting_facts"]),
     "hotpotqa: facts of truth values": (two_hotpot, (1, "supporting_facts"), ["T1.0", True], ["q1", "supporting_facts"]),
-    "hotpotqa: gold not there": (two_hotpot, (1, "supporting_facts"), [["Elsewhere", 0]], ["q1", "Elsewhere", "context"]),
     "hotpotqa: half a surrogate": (two_hotpot, (1, "answer"), "\ud800", ["item 1 (q1): answer", "surrogate"]),
     "hotpotqa: an item that is a list": (two_hotpot, (1,), ["x"], ["item 1", "object"]),
     "squad: no title": (squad_file, ("data", 1, "title"), ..., ["article 1: title"]),

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memrl.scoring.verify import exact_match, extract_answer, last_boxed, lenient_match, strict_match, token_f1
+from memrl.scoring.scores import score_response
+from memrl.scoring.verify import ANSWER_CHARACTERS, exact_match, extract_answer, last_boxed, lenient_match, strict_match, token_f1
 
 BOXES = [
     # (text, content of the last box)
@@ -129,7 +130,18 @@ BOXED = [
     ("3.5 million", ["3.5"], 0, 1),
     ("about 3.", ["3"], 0, 1),
     ("19690", ["1969"], 0, 0),
-    ("1969\u20131974", ["1969-1974"], 0, 1),
+    ("1969\u20131974", ["1969-1974"], 1, 1),
+    ("Hewlett\u2013Packard", ["Hewlett-Packard"], 1, 1),
+    ("Hewlett-Packard", ["Hewlett\u2013Packard"], 1, 1),
+    ("the Hewlett\u2010Packard Company", ["Hewlett\u2212Packard"], 0, 1),
+    ("COVID\u201119", ["COVID-19"], 1, 1),
+    ("3\u20135", ["3-5"], 1, 1),
+    ("\u22125", ["-5"], 1, 1),
+    ("red\u2015green", ["red-green"], 1, 1),  # of the strict box every dash is one
+    ("Ed\u2014the actor", ["Ed-the actor"], 1, 1),
+    ("it is Ed\u2014the actor", ["Edthe"], 0, 0),  # an em dash separates words
+    ("Hewlett \u2013 Packard", ["Hewlett Packard"], 0, 1),
+    ("HewlettPackard", ["Hewlett\u2013Packard"], 0, 1),
     ("1969-1974", ["1974"], 0, 1),
     ("1, 2, 3", ["1,2,3"], 1, 1),
     ("1,2,3", ["1 2 3"], 0, 1),
@@ -342,11 +354,19 @@ def test_hostile_text_takes_linear_time(name):
         assert time.process_time() - start < 1.0
 
 
-@pytest.mark.parametrize("piece", ["{", "}", "\\boxed{", "\\boxed{}"])
-def test_a_megabyte_of_braces_takes_under_a_second(piece):
-    start = time.process_time()
-    strict_match(piece * (1_000_000 // len(piece)), ["no"])
-    assert time.process_time() - start < 1.0
+@pytest.mark.parametrize("piece", ["{", "}", "\\boxed{", "\\boxed{}", "\\text{", "a-", "e\u0301"])
+def test_of_a_megabyte_the_end_is_scored_whatever_it_costs_to_read_all(piece):
+    for score in (strict_match, lenient_match, exact_match, token_f1):
+        assert score(piece * (1_000_000 // len(piece)) + "} \\boxed{Ed}", ["Ed"]) == 1.0
+    assert last_boxed("\\boxed{Ed}" + " " * ANSWER_CHARACTERS) is None == last_boxed("\\boxed{Ed" + "}" * ANSWER_CHARACTERS)
+    assert last_boxed("\\boxed{Ed}" + " " * (ANSWER_CHARACTERS - 10)) == "Ed"
+    assert lenient_match("Ed" + " x" * (ANSWER_CHARACTERS // 2), ["Ed"]) == 0.0
+
+
+def test_a_box_is_searched_once_for_all_scores():
+    last_boxed.cache_clear()
+    score_response("so \\boxed{Ed}", ["Ed"])
+    assert last_boxed.cache_info().misses == 1
 
 
 def test_a_box_in_the_thinking_is_no_answer():

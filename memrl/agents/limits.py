@@ -1,23 +1,44 @@
-"""The longest turn that an agent's settings allow, for reading and for training, and checks that it fits into the cache."""
+"""The longest turn that an agent's settings allow, and checks that it fits into the model's window and into the cache.
+
+The window is the number of positions that the model is made for. Beyond it attention meets angles that training never showed it,
+and answers get worse without any error, so every command compares its longest turn with the window at its start.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from memrl.prompts import PromptTemplate
+from memrl.prompts import Prompts, PromptTemplate
 
 if TYPE_CHECKING:
     from memrl.agents import AgentConfig
     from memrl.sampler import Sampler
     from memrl.tokenizer import Tokenizer
 
+# Of the window, a share for each limit, tried one after the other if lowering one limit alone does not suffice.
+_SHARES = (1 / 8, 1 / 32, 0.0)
+_AGENT = ("agent.chunk_tokens", "agent.answer_tokens", "agent.memory_tokens", "agent.question_tokens")
+
+
+class PromptSizes(NamedTuple):
+    """Tokens of the prompts of memory turns and answer turns with empty slots, and of the text of an empty memory."""
+
+    memory: int
+    answer: int
+    no_memory: int
+
+
+def prompt_sizes(tokenizer: Tokenizer, prompts: Prompts) -> PromptSizes:
+    """Count the tokens; ValueError if the chat template does not accept the prompts."""
+    memory, answer = (PromptTemplate(text, tokenizer, prompts.system).num_tokens for text in (prompts.memory, prompts.answer))
+    return PromptSizes(memory, answer, len(tokenizer.encode(prompts.no_memory)))
+
 
 def longest_turn(
-    tokenizer: Tokenizer,
-    agent: AgentConfig,
-    *,
-    document_tokens: int | None = None,
-    question_tokens: int | None = None,
+    tokenizer: Tokenizer, agent: AgentConfig, *, document_tokens: int | None = None, question_tokens: int | None = None
 ) -> int:
     """Tokens of the longest turn that the settings allow, prompt and response together.
 
@@ -28,14 +49,87 @@ def longest_turn(
     Raises:
         ValueError: the chat template does not accept the prompts.
     """
-    prompts = agent.prompts
-    texts = (prompts.memory, prompts.answer)
-    update, answer = (PromptTemplate(text, tokenizer, prompts.system).num_tokens for text in texts)
+    return turn_tokens(prompt_sizes(tokenizer, agent.prompts), agent, document_tokens, question_tokens)
+
+
+def turn_tokens(
+    sizes: PromptSizes, agent: AgentConfig, document_tokens: int | None = None, question_tokens: int | None = None
+) -> int:
+    """As `longest_turn`, from the sizes of the prompts."""
     section = agent.chunk_tokens if document_tokens is None else min(agent.chunk_tokens, document_tokens)
     question = agent.question_tokens if question_tokens is None else question_tokens
-    # The text of an empty memory is not cut to the limit.
-    memory = max(agent.memory_tokens, len(tokenizer.encode(prompts.no_memory)))
-    return question + memory + max(update + section + agent.memory_tokens, answer + agent.answer_tokens)
+    memory = max(agent.memory_tokens, sizes.no_memory)  # the text of an empty memory is not cut to the limit
+    return question + memory + max(sizes.memory + section + agent.memory_tokens, sizes.answer + agent.answer_tokens)
+
+
+def check_agent(
+    window: int,
+    sizes: PromptSizes,
+    agent: AgentConfig,
+    stretch: Callable[[int], str] = lambda tokens: "",
+    *,
+    document_tokens: int | None = None,
+    question_tokens: int | None = None,
+) -> None:
+    """As `check_window` for the memory agent; the other arguments as of `longest_turn`."""
+    names = _AGENT if question_tokens is None else _AGENT[:-1]
+
+    def longest(limits: Mapping[str, int]) -> int:
+        changed = replace(agent, **{name.removeprefix("agent."): value for name, value in limits.items()})
+        return turn_tokens(sizes, changed, document_tokens, question_tokens)
+
+    check_window(window, {name: getattr(agent, name.removeprefix("agent.")) for name in names}, longest, stretch)
+
+
+def check_window(
+    window: int,
+    limits: Mapping[str, int],
+    longest: Callable[[Mapping[str, int]], int],
+    stretch: Callable[[int], str] = lambda tokens: "",
+    what: str = "the model's max_position_embeddings",
+) -> None:
+    """Check that no turn can be longer than the model's positions.
+
+    Args:
+        window: most tokens of prompt and response together.
+        limits: the settings that turns depend on, by option, the first ones to be lowered first.
+        longest: tokens of the longest turn with such limits; must not fall if a limit rises.
+        stretch: what makes the window at least this many tokens, in words for the message; "" if nothing does.
+        what: where the window comes from, for the message.
+
+    Raises:
+        ValueError: a turn can be longer; names settings and values that fit.
+    """
+    if (tokens := longest(limits)) <= window:
+        return
+    lower = " ".join(f"--{name} {value}" for name, value in fitting_limits(window, limits, longest).items())
+    ways = " or ".join(filter(None, (lower, stretch(tokens)))) or "shorter prompts, or a model with a longer window"
+    raise ValueError(
+        f"the longest turn that the settings allow has {tokens} tokens, prompt and response together, but the window has "
+        f"{window} ({what}); give {ways}"
+    )
+
+
+def fitting_limits(window: int, limits: Mapping[str, int], longest: Callable[[Mapping[str, int]], int]) -> dict[str, int]:
+    """Limits to lower, with the largest values that fit: one alone if that suffices; empty if there are none."""
+
+    def largest(name: str, others: Mapping[str, int], least: int) -> int:
+        values = range(min(least, limits[name]), limits[name] + 1)
+        too_long = bisect_left(values, True, key=lambda value: longest({**others, name: value}) > window)
+        return values[max(too_long - 1, 0)]
+
+    for share in _SHARES:
+        least = max(1, int(share * window))
+        for name in limits:
+            value = largest(name, limits, least)
+            if longest({**limits, name: value}) <= window:
+                return {name: value}
+        lowered = {name: min(least, limit) for name, limit in limits.items()}
+        if longest(lowered) <= window:
+            for name in limits:
+                lowered[name] = largest(name, lowered, least)
+            return {name: value for name, value in lowered.items() if value < limits[name]}
+    return {}
 
 
 def check_turn(sampler: Sampler, tokens: int, lower: str = "agent.chunk_tokens or agent.memory_tokens") -> None:

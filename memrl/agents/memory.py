@@ -45,7 +45,7 @@ async def memory_agent(llm: Session, sample: Sample, config: AgentConfig) -> Tra
         ValueError: the question is empty or longer than its limit, or the tokenizer fails on the document.
     """
     prompts = config.prompts
-    question = check_question(llm.encode(sample.question.strip()), config)
+    question = encode_question(llm.encode, sample.question, config)
     document = encode_document(llm.encode, sample)
     memory = llm.encode(prompts.no_memory)
     turns = []
@@ -66,6 +66,11 @@ def encode_document(encode: Callable[[str], list[int]], sample: Sample) -> list[
         return encode(sample.context) if sample.context.strip() else []
     except ValueError as error:
         raise ValueError(f"the document of sample {sample.id}: {error}") from error
+
+
+def encode_question(encode: Callable[[str], list[int]], question: str, config: AgentConfig) -> list[int]:
+    """The question's token ids, with its own blanks, as in the original; ValueError if it is blank or too long."""
+    return check_question(encode(question) if question.strip() else [], config)
 
 
 def check_question(question_ids: list[int], config: AgentConfig) -> list[int]:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from memrl.agents.agent_file import DEFAULT_PROMPTS
-from memrl.agents.memory import AgentConfig, check_question, encode_document
+from memrl.agents.memory import AgentConfig, encode_document, encode_question
 from memrl.prompts import load_prompts
 from memrl.types import Sample, Trajectory
 
@@ -42,7 +42,7 @@ async def one_shot_agent(llm: Session, sample: Sample, config: OneShotConfig) ->
     Raises:
         ValueError: the question is empty or longer than its limit, or no document token fits into the window.
     """
-    question = check_question(llm.encode(sample.question.strip()), config.agent)
+    question = encode_question(llm.encode, sample.question, config.agent)
     document = encode_document(llm.encode, sample)
     room = room_for_document(llm, question, config.agent, config.window)
     if document and not room:

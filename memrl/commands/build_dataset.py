@@ -10,18 +10,21 @@ from memrl.data.ruler import POOL, TASKS, RulerFiles, make_ruler
 from memrl.utils.bounds import bounded
 from memrl.utils.command_line import Command, argument, check_out
 from memrl.utils.lengths import read_length
+from memrl.utils.plain_text import printable
 
 if TYPE_CHECKING:
     from memrl.types import Sample
 
 SUFFIXES = (".jsonl", ".parquet")
+MOST_CHUNKS = 1_000_000  # of a needle's text; these are 100 MB
+MOST_PARAGRAPHS, MOST_TOKENS = 100_000, 2**25  # of a document; the longest published ones have 25,600 and 4 million
 
 
 @dataclass(kw_only=True)
 class Drawing(Command):
     """Which paragraphs are put beside a question's own."""
 
-    seed: int = 0
+    seed: int = bounded(0, 0, 2**63 - 1)
     """Seed of the draw and the order of the paragraphs."""
     pool: list[Path] = argument("--pool", type=Path, nargs="+", default=[], metavar="FILE", help=POOL)
     repeat: Literal["refuse", "report"] = "refuse"
@@ -53,7 +56,7 @@ class LongDocumentsCommand(Drawing):
     input: list[Path] = argument("input", type=Path, nargs="+", metavar="INPUT", help="files, or folders of .parquet files")
     out: Path
     """Data set to write, .jsonl or .parquet."""
-    documents: int | None = bounded(None, at_least=1)
+    documents: int | None = bounded(None, 1, MOST_PARAGRAPHS)
     """Paragraphs in each document; give this or --tokens."""
     tokens: str | None = None
     """Length of each document in tokens, 32k for example: never more, at most 1% less; needs --tokenizer."""
@@ -85,7 +88,7 @@ class LongDocumentsCommand(Drawing):
         draw = documents.of_tokens if unit == "tokens" else documents.of_documents
         questions = source.questions[: self.limit]
         copies = self.write(self.out, lambda index: draw(questions[index], size, self.seed), len(questions), recipe, self.kind)
-        left_out = f"; {source.num_unanswerable} without an answer are left out" if source.num_unanswerable else ""
+        left_out = f"; {source.left_out}" if source.left_out else ""
         print(f"{self.out}: {len(questions)} questions, {size} {unit} each{copies}{left_out}")
 
     def size(self) -> tuple[int, str]:
@@ -95,8 +98,9 @@ class LongDocumentsCommand(Drawing):
         if self.documents is not None or self.tokens is None or self.tokenizer is None:
             raise ValueError("give either --documents N, or --tokens N and --tokenizer DIR, which belong together")
         size = read_length(self.tokens)
-        if size is None:
-            raise ValueError(f"--tokens: {self.tokens!r} is not a length; give a positive whole number like 800, 32k or 1m")
+        if size is None or size > MOST_TOKENS:
+            wrong = f"{printable(self.tokens, 40)!r} is not a length up to {MOST_TOKENS}"
+            raise ValueError(f"--tokens: {wrong}; give a positive whole number like 800, 32k or 1m")
         return size, "tokens"
 
 
@@ -137,6 +141,8 @@ class RulerHotpotqa(Drawing):
         from memrl.evaluation.tasks import parse_lengths
 
         counts = parse_lengths(self.documents)
+        if counts[-1] > MOST_PARAGRAPHS:
+            raise ValueError(f"--documents: {counts[-1]} is more than {MOST_PARAGRAPHS} paragraphs; give fewer")
         files = RulerFiles(hotpotqa=str(self.input), pool=[str(path) for path in self.pool], repeat=self.repeat)
         task = RulerHotpotQA(files)
         count = min(self.samples, task.num_questions)
@@ -164,7 +170,7 @@ class Ruler(RulerFiles, Command):
     """Names separated by commas, or all 13."""
     samples: int = bounded(128, at_least=1)
     """Samples of each task and length."""
-    seed: int = 0
+    seed: int = bounded(0, 0, 2**63 - 1)
     """Seed of all draws."""
     format: Literal["parquet", "jsonl"] = "parquet"
     """Format of the files."""
@@ -205,7 +211,7 @@ class Needle(Command):
     """Length of the document in chunks."""
     out: Path
     """Text file to write."""
-    seed: int = 0
+    seed: int = bounded(0, 0, 2**63 - 1)
     """Seed of all draws."""
 
     def run(self) -> None:
@@ -213,8 +219,14 @@ class Needle(Command):
         from memrl.utils.files import write_whole
 
         check_out(self.out)
+        if not 1 <= self.chunks <= MOST_CHUNKS:
+            raise ValueError(f"chunks is {self.chunks}; it must be between 1 and {MOST_CHUNKS}")
         sample = make_sample(self.chunks, self.seed)
-        write_whole(self.out, sample.context + "\n")
+        text = sample.context + "\n"
+        if not self.out.is_file():
+            write_whole(self.out, text)
+        elif self.out.stat().st_size != len(text.encode()) or self.out.read_bytes() != text.encode():
+            raise ValueError(f"--out {self.out}: exists and is another text; delete it or choose another name")
         place = sample.metadata["needle_chunk"] + 1
         print(f"{self.out}: {self.chunks} chunks, the fact stands in chunk {place}")
         print(f'ask "{sample.question}"; the answer is "{sample.answers[0]}"')

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memrl.utils.command_line import Command, argument, check_out
+from memrl.utils.command_line import Command, allow_files_flag, argument, check_out
+from memrl.utils.plain_text import printable
 
 if TYPE_CHECKING:
     from memrl.types import Sample
 
 TENTHS = 10
+LONGEST = 1000  # characters of a shown text
 SHOWN = 200  # characters of the first sample's document
 _INPUT = ".jsonl or .parquet file, or a folder of .parquet files"
 
@@ -22,6 +24,7 @@ class Check(Command):
     input: Path = argument("input", type=Path, metavar="INPUT", help=_INPUT)
     tokenizer: Path | None = None
     """Count tokens too, with the tokenizer of this folder."""
+    allow_files: bool = allow_files_flag()
 
     def run(self) -> None:
         from memrl.data import load_samples
@@ -29,7 +32,7 @@ class Check(Command):
         from memrl.utils.progress import Progress
 
         encode = load_tokenizer(self.tokenizer).encode if self.tokenizer else None
-        samples = load_samples(self.input)
+        samples = load_samples(self.input, self.allow_files)
         characters, tokens, answers, depths, every_answer = [], [], [], [], 0
         with Progress("check", len(samples), "samples") as progress:
             for sample in samples:
@@ -40,16 +43,19 @@ class Check(Command):
                 if encode is not None:
                     tokens.append(len(encode(sample.context)))
                 progress.advance()
-        print(f"{samples.name}: {len(samples)} samples, no mistakes")
+        print(f"{printable(samples.name, LONGEST)}: {len(samples)} samples, no mistakes")
         print(spread("characters", characters))
         if tokens:
             print(spread("tokens", tokens))
         print(spread("answers", answers) + (f"; all have to be named in {every_answer} samples" if every_answer else ""))
         print(histogram(depths))
         first = samples[0]
-        print(f"\nfirst sample {first.id}\nquestion    {first.question}\nanswers     {' | '.join(first.answers)}")
-        print(f"metadata    {', '.join(first.metadata) or 'none'}")
-        print(f"document    {' '.join(first.context[:SHOWN].split())}{' ...' * (len(first.context) > SHOWN)}")
+        shown = {"first sample": first.id, "question": first.question, "answers": " | ".join(first.answers)}
+        shown |= {"metadata": ", ".join(first.metadata) or "none"}
+        print()
+        for name, text in shown.items():
+            print(f"{name:<12}{' ' * (name == 'first sample')}{printable(text, LONGEST)}")
+        print(f"document    {printable(first.context[:SHOWN], LONGEST)}{' ...' * (len(first.context) > SHOWN)}")
 
 
 @dataclass(kw_only=True)
@@ -62,13 +68,14 @@ class Convert(Command):
     input: Path = argument("input", type=Path, metavar="INPUT", help=_INPUT)
     out: Path
     """Data set to write, .jsonl or .parquet."""
+    allow_files: bool = allow_files_flag()
 
     def run(self) -> None:
         from memrl.data import load_samples, write_samples
         from memrl.utils.files import fingerprint
 
         check_out(self.out, [self.input], (".jsonl", ".parquet"))
-        samples = load_samples(self.input)
+        samples = load_samples(self.input, self.allow_files)
         recipe = {"command": "convert", "input": fingerprint(samples.paths)}
         write_samples(self.out, samples.__getitem__, len(samples), recipe, "convert")
         print(f"{self.out}: {len(samples)} samples")

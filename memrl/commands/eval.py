@@ -4,6 +4,7 @@
     memrl eval --model DIR --task ruler --lengths 8k,32k --methods memory,one_shot,retrieval --out results/mine
     torchrun --nproc_per_node 8 eval.py --model DIR --task my_questions.jsonl --out results/mine
 
+A reading that fails counts as wrong; if all of them fail, the exit code is 1.
 The same command again continues where it was stopped and repeats failed readings. More lengths, samples, repeats, tasks or
 methods are added to the results.
 """
@@ -17,7 +18,9 @@ from memrl.utils.command_line import parse_options, user_errors
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "memrl eval") -> int:
-    """The exit code: 0, 1 if the endpoint or a rank was lost or rows are missing, 130 after Ctrl-C, 2 for mistakes."""
+    """The exit code: 0; 1 if every reading failed, rows are missing, or the endpoint or a rank was lost; 130 after Ctrl-C; 2 for
+    mistakes.
+    """
     from memrl.data.ruler import RulerFiles
     from memrl.evaluation.methods import MethodOptions
 
@@ -27,8 +30,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "memrl eval") -> in
         prog=prog,
         usage="--model DIR [--task NAME[,NAME]] [--lengths 8k,32k] [--methods NAME[,NAME]] [--samples N] [--out DIR] ...",
         description="Measure a model by document length: a table with 95% intervals, samples.jsonl, summary.json and "
-        "accuracy.png. The same command again continues where it was stopped: finished readings are kept, and unfinished ones, "
-        "at most max_rows of them, start again. With fewer readings than max_rows none is finished until shortly before the end.",
+        "accuracy.png. The exit code is 1 if every reading failed. The same command again continues where it was stopped: "
+        "finished readings are kept, and unfinished ones, at most max_rows of them, start again. "
+        "With fewer readings than max_rows none is finished until shortly before the end.",
         config=True,
     )
     from memrl.evaluation.evaluation_run import IncompleteError, open_evaluation

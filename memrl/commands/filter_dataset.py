@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from memrl.utils.bounds import bounded
-from memrl.utils.command_line import Command, argument, check_out
+from memrl.utils.command_line import Command, allow_files_flag, argument, check_out
 
 if TYPE_CHECKING:
     from memrl.data.custom import Samples
@@ -38,7 +38,7 @@ class Filter(Command):
     """Address of an OpenAI-compatible server; its key is taken from OPENAI_API_KEY."""
     name: str | None = None
     """Name of the model on the server."""
-    samples: int = bounded(2, at_least=1)
+    samples: int = bounded(2, 1, 1000)
     """Responses to each question."""
     criterion: Literal["strict", "lenient", "either"] = "either"
     """What makes a response right."""
@@ -51,6 +51,7 @@ class Filter(Command):
     keep_failed: bool = argument(
         "--keep_failed", action="store_true", default=False, help="keep questions that fail again and again, instead of stopping"
     )
+    allow_files: bool = allow_files_flag()
     temperature: float = bounded(1.0, at_least=0)
     """Sampling temperature."""
     top_p: float = bounded(0.7, above=0, at_most=1)
@@ -74,7 +75,7 @@ class Filter(Command):
         from memrl.utils.files import fingerprint
 
         check(self)
-        samples = load_samples(self.input)
+        samples = load_samples(self.input, self.allow_files)
         rule = Rule(self.criterion, self.drop_when)
         asked_about = asked_of(self)
         with AnswersFile(self.out.with_name(f"{self.out.name}.answers.jsonl"), asked_about) as journal:
@@ -118,10 +119,11 @@ def check(options: Filter) -> None:
 def asked_of(options: Filter) -> dict[str, Any]:
     """All that the responses depend on except the question."""
     from memrl.data.filtering import QUESTION_ALONE
+    from memrl.utils.addresses import public_url
     from memrl.utils.files import fingerprint
 
     if options.model is None:
-        source = {"endpoint": options.endpoint, "model": options.name}
+        source = {"endpoint": public_url(options.endpoint or ""), "model": options.name}
     else:
         weights = sorted(options.model.glob("*.safetensors"))
         others = [options.model / name for name in MODEL_FILES if (options.model / name).is_file()]

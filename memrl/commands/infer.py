@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from memrl.agents.limits import check_turn, longest_turn
 from memrl.agents.memory import check_question, encode_document
-from memrl.reading.open_model import ReaderOptions, load_settings, open_llm
+from memrl.reading.open_model import ReaderOptions, check_reading, load_settings, open_llm
 from memrl.reading.reader import Reading, chunk_pace, read_documents
 from memrl.reading.text_files import read_text
 from memrl.scoring.verify import last_boxed
@@ -73,8 +73,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "memrl infer") -> i
             longest_question = max(len(check_question(tokenizer.encode(sample.question), agent)) for sample in samples)
             llm = open_llm(options.model, tokenizer, agent, reader)
             sizes, warnings = measure(samples, llm)
-            longest = longest_turn(tokenizer, agent, document_tokens=max(sizes), question_tokens=longest_question)
-            check_turn(llm.sampler, longest)
+            measured = {"document_tokens": max(sizes), "question_tokens": longest_question}
+            check_reading(options.model, reader, tokenizer, agent, **measured)
+            check_turn(llm.sampler, longest_turn(tokenizer, agent, **measured))
         print(*llm.about, *warnings, sep="\n", file=sys.stderr)
         total = sum(-(-size // agent.chunk_tokens) for size in sizes)
         began = time.monotonic()

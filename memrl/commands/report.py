@@ -7,6 +7,8 @@ from memrl.report.rollout_page import LAST
 from memrl.scoring.scores import SCORES
 from memrl.utils.bounds import bounded
 from memrl.utils.command_line import Command, argument, check_out
+from memrl.utils.files import check_own_output
+from memrl.utils.pictures import MARK
 
 
 @dataclass(kw_only=True)
@@ -53,6 +55,7 @@ class Trace(Command):
         if self.rollouts.is_dir():
             raise ValueError(f"{self.rollouts} is a folder; give {self.rollouts / 'rollouts.jsonl'}")
         check_out(self.out, [self.rollouts])
+        check_own_output(self.out, b'<meta name="generator" content="memrl">')
         count = write_rollouts(self.out, self.rollouts, self.step, self.last)
         print(f"{self.out}: {count} trajector{'y' if count == 1 else 'ies'}")
 
@@ -76,5 +79,7 @@ class Curves(Command):
                 raise ValueError(f"{folder} has no step in metrics.jsonl to show")
         path = self.out or (self.run_dirs[0] if len(runs) == 1 else Path(".")) / "curves.png"
         check_out(path, suffixes=(".png",))
+        if path.resolve().parent not in [folder.resolve() for folder in self.run_dirs]:  # a run's own picture is replaced
+            check_own_output(path, MARK)
         draw(runs, path)
         print(path)

@@ -3,26 +3,30 @@
     {"id": "q1", "question": "Who built it?", "context": "The tower ...", "answers": ["Eiffel", "G. Eiffel"]}
     {"question": "When?", "file": "texts/tower.txt", "answers": "1889", "source": "my notes"}
 
-`Row` names the fields. A sample has either `context` or `file`, and other fields become its metadata, under their own names.
-The file is UTF-8; a byte order mark and blank lines are skipped. Every line is checked when the file is opened. Only ids,
-questions and the places of the lines are kept, and a line is parsed again when its sample is read, because all documents together
-may be larger than memory.
+`memrl.data.rows.Row` names the fields. A sample has either `context` or `file`, and other fields become its metadata, under
+their own names. A JSON list of such objects is read too, and the original's evaluation files (`memrl.data.original`). The file is
+UTF-8; a byte order mark and blank lines are skipped. Every line is checked when the file is opened. Only ids, questions and the
+places of the lines are kept, and a line is parsed again when its sample is read, because all documents together may be larger
+than memory.
 """
 
 import codecs
-import json
+import hashlib
 import os
 from abc import abstractmethod
 from array import array
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, Literal, overload
+from typing import Any, overload
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from typing_extensions import TypedDict
-
+from memrl.data.corpora.items import listed_values
+from memrl.data.json_values import MOST_BYTES
+from memrl.data.original import from_evaluation, hotpotqa_paragraphs, is_evaluation
+from memrl.data.rows import REQUIRED, TextFiles, check_row, check_unique, parse_row, row_id, row_sample
 from memrl.types import Sample
+from memrl.utils.files import open_regular
 
 
 class Samples(Sequence[Sample]):
@@ -33,13 +37,15 @@ class Samples(Sequence[Sample]):
     Attributes:
         paths: the files of the data set, those of single documents included.
         ids, questions: of all samples in order, available without reading the documents.
+        text_files: the documents that rows name by `file`.
     """
 
-    def __init__(self, name: str | os.PathLike[str]):
+    def __init__(self, name: str | os.PathLike[str], allow_files: bool):
         self.name = str(name)
         self.paths: list[Path] = []
         self.ids: list[str] = []
         self.questions: list[str] = []
+        self.text_files = TextFiles(allow_files)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -56,7 +62,7 @@ class Samples(Sequence[Sample]):
         index %= len(self)
         row, folder = self._read(index)
         try:
-            return row_sample(row, self.ids[index], folder)
+            return row_sample(row, self.ids[index], folder, self.text_files)
         except ValueError as error:  # the file of a document has changed
             raise ValueError(f"{self.name}: sample {self.ids[index]!r}: {error}") from None
 
@@ -66,213 +72,118 @@ class Samples(Sequence[Sample]):
 
 
 class JsonlSamples(Samples):
-    """The samples of a JSON lines file.
+    """The samples of a file of JSON lines, or of a JSON list.
+
+    Args:
+        allow_files: `file` may name files outside the folder of the data set.
+        hotpotqa: the file whose paragraphs the numbers in the original's longest evaluation files mean.
 
     Raises:
         ValueError: a mistake in the file; names file, line, field and what is allowed.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
-        super().__init__(path)
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], allow_files: bool = False, hotpotqa: str | os.PathLike[str] | None = None):
+        super().__init__(path, allow_files)
+        self.path, self.hotpotqa = Path(path), hotpotqa
         self._offsets, self._lengths = array("Q"), array("Q")
-        self._stamp = file_stamp(self.path)
+        self._file = UnchangedFile(self.path)
         lines: dict[str, str] = {}
-        documents: set[Path] = set()
-        for number, offset, line in self._lines():
+        for where, number, offset, line in self._lines():
             try:
-                row = _parse(line)
-                check_row(row, self.path.parent, documents)
+                row = self._parse(line)
+                check_row(row, self.path.parent, self.text_files)
                 sample_id = row_id(row, self.path, number)
-                check_unique(sample_id, f"line {number}", lines)
+                check_unique(sample_id, f"{where} {number}", lines)
             except ValueError as error:
-                raise ValueError(f"{self.path}: line {number}: {error}") from None
+                raise ValueError(f"{self.path}: {where} {number}: {error}") from None
             self.ids.append(sample_id)
             self.questions.append(row["question"])
             self._offsets.append(offset)
             self._lengths.append(len(line))
         if not self.ids:
             raise ValueError(f"{self.path}: no samples; write one JSON object a line with {REQUIRED}")
-        self.paths = [self.path, *sorted(documents)]
+        self.paths = [self.path, *sorted(self.text_files.paths)]
+        if "_paragraphs" in vars(self) and hotpotqa is not None:
+            self.paths.append(Path(hotpotqa))
 
-    def _lines(self) -> Iterator[tuple[int, int, bytes]]:
-        """(line number from 1, offset in bytes, line) of each line that is not blank."""
-        offset = 0
-        with open(self.path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                begin = offset
+    def _lines(self) -> Iterator[tuple[str, int, int, bytes]]:
+        """("line", number from 1, offset in bytes, line) of each line that is not blank; the same of the items of a JSON list."""
+        with open_regular(self.path) as file:
+            offset = len(codecs.BOM_UTF8) if file.peek(3).startswith(codecs.BOM_UTF8) else 0
+            file.seek(offset)
+            while (first := file.read(1)).isspace():
+                offset += 1
+            if first == b"[":
+                try:
+                    with TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
+                        for number, (_, begin, item) in enumerate(listed_values(self.path, text, offset + 1), start=1):
+                            yield "item", number, begin, item.encode()
+                except UnicodeDecodeError as error:
+                    byte = f"byte 0x{error.object[error.start]:02x}"
+                    raise ValueError(f"{self.path}: {byte} in it is not UTF-8; save the file as UTF-8") from None
+                return
+            file.seek(0)
+            offset = number = 0
+            while line := file.readline(MOST_BYTES + 1):
+                number, begin = number + 1, offset
                 offset += len(line)
+                if len(line) > MOST_BYTES:
+                    raise ValueError(f"{self.path}: line {number}: is longer than {MOST_BYTES >> 20} MiB; a line is one sample")
                 if number == 1 and line.startswith(codecs.BOM_UTF8):
                     begin, line = begin + len(codecs.BOM_UTF8), line[len(codecs.BOM_UTF8) :]
                 if line.strip():
-                    yield number, begin, line
+                    yield "line", number, begin, line
 
     def _read(self, index: int) -> tuple[dict[str, Any], Path]:
-        check_unchanged(self.path, self._stamp)
+        self._file.check()
         with open(self.path, "rb") as file:
             file.seek(self._offsets[index])
             line = file.read(self._lengths[index])
-        return _parse(line), self.path.parent
+        return self._parse(line), self.path.parent
+
+    def _parse(self, line: bytes) -> dict[str, Any]:
+        row = parse_row(line)
+        return from_evaluation(row, self.path, lambda: self._paragraphs) if is_evaluation(row) else row
+
+    @cached_property
+    def _paragraphs(self) -> list[str]:
+        return hotpotqa_paragraphs(self.hotpotqa)
 
 
-# --- files --------------------------------------------------------------------------------------------------
-
-
-def file_stamp(path: Path) -> tuple[int, int]:
-    """Size and time of a file, which change with its content.
+class UnchangedFile:
+    """A file whose content has to stay what it was when the data set was opened.
 
     Raises:
-        ValueError: no such file.
+        ValueError: it cannot be read, or (`check`) has other content now.
     """
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-    if not path.is_file():
-        raise ValueError(f"{path}: is not a file; a data set is a .jsonl or .parquet file")
-    return status.st_size, status.st_mtime_ns
 
+    def __init__(self, path: Path):
+        self.path = path
+        self._stamp, self._digest = self._status(), self._hash()
 
-def check_unchanged(path: Path, stamp: tuple[int, int]) -> None:
-    if file_stamp(path) != stamp:
-        raise ValueError(f"{path}: changed since it was opened; open it again")
+    def check(self) -> None:
+        """The content is read again only if size or time have changed; a new time alone (`touch`, a copy) is no change."""
+        stamp = self._status()
+        if stamp == self._stamp:
+            return
+        if stamp[0] != self._stamp[0] or self._hash() != self._digest:
+            raise ValueError(
+                f"{self.path}: changed while the run reads it; put the old content back, or start anew with the new one"
+            )
+        self._stamp = stamp
 
+    def _status(self) -> tuple[int, int]:
+        try:
+            status = self.path.stat()
+        except (OSError, ValueError) as error:  # ValueError: a null character in the name
+            raise ValueError(f"{self.path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        if not self.path.is_file():
+            raise ValueError(f"{self.path}: is not a file; a data set is a .jsonl, .json or .parquet file")
+        return status.st_size, status.st_mtime_ns
 
-# --- rows: a sample as a dict, from a file of any type ------------------------------------------------------
-
-
-# str.encode refuses half a surrogate pair, which JSON can hold and no text.
-Text = Annotated[str, AfterValidator(str.encode)]
-Filled = Annotated[str, Field(pattern=r"\S"), AfterValidator(str.encode)]
-Place = Annotated[int, Field(ge=0)] | None  # null in parquet if only other objects have the field
-
-
-class Evidence(TypedDict, total=False):
-    begin: Place
-    end: Place
-
-
-class Row(BaseModel):
-    """The fields of a row; "allowed is" and the description make an error message."""
-
-    model_config = ConfigDict(strict=True, regex_engine="python-re")
-
-    # Unique in the file; by default "<file name>:<line>".
-    id: Annotated[Filled, BeforeValidator(lambda value: str(value) if type(value) is int else value)] = Field(
-        "", description="a text that is not blank, or a whole number"
-    )
-    question: Filled = Field(description="a text that is not blank")
-    answers: Annotated[list[Filled], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = Field(
-        min_length=1, description="a list of texts that are not blank, at least one, or one such text"
-    )
-    # "any": each answer alone is right; "all": every answer has to be named.
-    match: Literal["any", "all"] = Field("any", description='"any" or "all"')
-    context: Text = Field("", description="the document as text")  # may be empty
-    file: Filled = Field("", description="the path of a UTF-8 text file")  # relative to the folder of the data set
-    # Metadata: where each piece of evidence begins, as a share of the document's characters.
-    depths: list[Annotated[float, Field(ge=0, le=1)]] = Field([], description="a list of numbers from 0 to 1")
-    evidence: list[Evidence] = Field(
-        [], description="a list of objects, whose begin and end are a whole number of characters, at least 0"
-    )
-
-
-FIELDS = ("id", "question", "context", "file", "answers", "match")
-PLACES = ("depths", "evidence")  # metadata that memrl itself reads
-REQUIRED = '"question", "answers", and "context" or "file"'
-
-
-def check_row(row: dict[str, Any], folder: Path, documents: set[Path]) -> None:
-    """Raise ValueError, which begins with the field, if a field is missing or wrong; the callers prepend file and line.
-
-    Args:
-        folder: what `file` is relative to.
-        documents: readable files, which are not checked again; the row's file is added.
-    """
-    try:
-        Row.model_validate(row)
-    except ValidationError as error:
-        raise ValueError(_explain(error.errors()[0])) from None
-    if ("context" in row) == ("file" in row):
-        got = "both are given" if "file" in row else "is missing"
-        raise ValueError(f"context or file: {got}; give the document or the path of its file")
-    if "file" in row and folder / row["file"] not in documents:
-        _read_document(row["file"], folder)
-        documents.add(folder / row["file"])
-
-
-def _explain(error: Mapping[str, Any]) -> str:
-    name = ": ".join(part for part in error["loc"] if isinstance(part, str))
-    if error["type"] == "missing":
-        return f"{name}: is missing; a sample needs {REQUIRED}"
-    try:
-        str(error["input"]).encode()
-    except UnicodeEncodeError as problem:
-        return f"{name}: character {problem.start} is half a surrogate pair, which no text can hold; remove it"
-    return f"{name}: got {describe(error['input'])}; allowed is {Row.model_fields[str(error['loc'][0])].description}"
-
-
-def check_unique(sample_id: str, place: str, places: dict[str, str]) -> None:
-    """Raise ValueError for an id that has a place already; note the place of the others."""
-    if sample_id in places:
-        raise ValueError(f"id: {sample_id!r} is the id of {places[sample_id]} too; ids must be unique")
-    places[sample_id] = place
-
-
-def row_id(row: dict[str, Any], path: Path, number: int) -> str:
-    """The id of a checked row; by default its file and line."""
-    return str(row.get("id", f"{path.name}:{number}"))
-
-
-def row_sample(row: dict[str, Any], sample_id: str, folder: Path) -> Sample:
-    """The sample of a checked row."""
-    answers = row["answers"]
-    return Sample(
-        id=sample_id,
-        question=row["question"],
-        context=row["context"] if "context" in row else _read_document(row["file"], folder),
-        answers=(answers,) if isinstance(answers, str) else tuple(answers),
-        match=row.get("match", "any"),
-        metadata={key: value for key, value in row.items() if key not in FIELDS},
-    )
-
-
-def _read_document(name: str, folder: Path) -> str:
-    document = folder / name
-    try:
-        return document.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        problem = f"{document} is not UTF-8 text (byte {error.start}); convert it to UTF-8 text"
-    except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        reason = getattr(error, "strerror", None) or error
-        problem = f"{document} cannot be read: {reason}; the path is relative to {folder}"
-    raise ValueError(f"file: {problem}")
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line.decode("utf-8"), object_pairs_hook=_without_duplicates)
-    except UnicodeDecodeError as error:
-        problem = f"byte 0x{line[error.start]:02x} at {error.start} is not UTF-8; save the file as UTF-8"
-        raise ValueError(problem) from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not a JSON object on one line: {error}") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"a JSON object is needed on each line, got {describe(row)}")
-    return row
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # json.loads keeps the last of equal keys without a warning, which would turn a typing error into wrong data.
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {twice!r} occurs twice in one object")
-    return row
-
-
-def describe(value: Any) -> str:
-    """A value for an error message: its type, and its first 60 characters."""
-    names = {dict: "an object", list: "a list", str: "the text", bool: "the truth value", type(None): "null"}
-    text = json.dumps(value, default=str)
-    shown = text if len(text) <= 60 else text[:57] + "..."
-    return "null" if value is None else f"{names.get(type(value), 'the number')} {shown}"
+    def _hash(self) -> str:
+        with open_regular(self.path) as file:
+            digest = hashlib.blake2b()
+            while block := file.read(2**20):
+                digest.update(block)
+        return digest.hexdigest()

@@ -10,14 +10,14 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from memrl.data.custom import FIELDS, check_row, check_unique
+from memrl.data.rows import FIELDS, check_row, check_unique
 from memrl.types import Sample
-from memrl.utils.files import sync_path, write_whole
+from memrl.utils.files import read_json, sync_path, write_whole
 from memrl.utils.journal import Journal, encode_line, first_difference
 from memrl.utils.progress import Progress
 
@@ -64,6 +64,8 @@ def write_samples(
         _journal_path(path).unlink(missing_ok=True)  # left by a kill after the rename
         print(f"{path}: exists already, made by the same command", file=sys.stderr)
         return
+    if _recipe_path(path).exists() and _read_recipe(path) is None:
+        raise ValueError(f"{_recipe_path(path)}: exists and is no recipe of a data set; delete it or choose another name")
     numbers: dict[str, str] = {}  # of the samples, by id
     busy = f"{path}: another process is writing it; wait for that, or choose another name"
     with Journal(_journal_path(path), busy) as journal:
@@ -83,7 +85,7 @@ def write_samples(
 def _encode(path: Path, index: int, sample: Sample, numbers: dict[str, str]) -> bytes:
     try:
         row = to_row(sample)
-        check_row(row, path.parent, set())
+        check_row(row, path.parent)
         line = json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         check_unique(sample.id, f"sample {index + 1}", numbers)
         return line
@@ -100,6 +102,7 @@ def _journal_path(path: Path) -> Path:
 
 def _resume(journal: Journal, about: dict[str, Any], numbers: dict[str, str]) -> None:
     """Continue the journal of an interrupted run or start it over; adds its rows to `numbers`."""
+    journal.check_own(b'{"recipe": ')
     lines = journal.read_lines(_is_whole)
     header = encode_line(about)
     found = next(lines, None)
@@ -134,45 +137,62 @@ def _finish(path: Path, journal: Journal, about: dict[str, Any]) -> None:
     def lines() -> Iterator[bytes]:
         return islice(journal.read_lines(), 1, None)
 
+    fresh.unlink(missing_ok=True)  # left by a kill; a link with this name must not be followed
     try:
         if path.suffix == ".parquet":
             from memrl.data.columns import schema_of, write_parquet
 
             write_parquet(fresh, lines(), schema_of(lines()))
         else:
-            with open(fresh, "wb") as file:
+            with open(fresh, "xb") as file:
                 file.writelines(lines())
         sync_path(fresh)
         # Before the target: the same command would refuse a target without a recipe.
-        write_whole(_recipe_path(path), json.dumps({**about, "sha256": _sha256(fresh)}, indent=2, ensure_ascii=False) + "\n")
+        write_whole(_recipe_path(path), json.dumps({**about, "sha256": hash_files([fresh])}, indent=2, ensure_ascii=False) + "\n")
         os.replace(fresh, path)
         sync_path(path.absolute().parent)
     finally:
         fresh.unlink(missing_ok=True)
 
 
+def _read_recipe(path: Path) -> dict[str, Any] | None:
+    """What is written about a data set: recipe, samples, sha256; None if there is no such file."""
+    try:
+        made = read_json(_recipe_path(path))
+    except ValueError:
+        return None
+    is_recipe = isinstance(made, dict) and made.keys() == {"recipe", "samples", "sha256"} and isinstance(made["recipe"], dict)
+    return made if is_recipe else None
+
+
 def _check_made(path: Path, about: dict[str, Any]) -> None:
     """Raise ValueError unless the file is the one that the recipe makes."""
-    problem = None
-    try:
-        made = dict(json.loads(_recipe_path(path).read_text(encoding="utf-8")))
-        digest = made.pop("sha256")
-    except (OSError, ValueError, KeyError, TypeError):
+    problem, made = None, _read_recipe(path)
+    if made is None:
         problem = f"exists, and {_recipe_path(path).name} does not tell how it was made"
     else:
+        digest = made.pop("sha256")
         if made != about:
-            old, new = ({**recipe.get("recipe", {}), "samples": recipe.get("samples")} for recipe in (made, about))
+            old, new = ({**recipe["recipe"], "samples": recipe["samples"]} for recipe in (made, about))
             difference = first_difference(old, new) or "in another order"
             problem = f"exists and was made with other settings ({difference})"
-        elif digest != _sha256(path):
+        elif digest != hash_files([path]):
             problem = "has changed since it was made"
     if problem is not None:
         raise ValueError(f"{path}: {problem}; delete it or choose another name")
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
+def hash_files(paths: Iterable[Path]) -> str:
+    """SHA-256 of whole files, in this order: of a single file its own, of several theirs together with their names."""
+    digests = []
+    for path in paths:
+        digest = hashlib.sha256()
+        with open(path, "rb") as file:
+            while block := file.read(2**20):
+                digest.update(block)
+        digests.append(f"{path.name} {digest.hexdigest()}")
+    return (
+        digests[0].split()[-1]
+        if len(digests) == 1
+        else hashlib.sha256("\n".join(digests).encode("utf-8", "surrogateescape")).hexdigest()
+    )

@@ -74,7 +74,7 @@ class AnswersFile(Journal):
             settings: JSON-able; everything that responses depend on besides the question.
 
         Raises:
-            ValueError: the file was made with other settings, is damaged, or another process is writing it.
+            ValueError: the file is another command's, was made with other settings, is damaged, or another process is writing it.
         """
         super().__init__(path, f"{path}: another process is writing it; wait for that, or choose another name")
         self.lines: dict[str, Answers] = {}
@@ -95,6 +95,7 @@ class AnswersFile(Journal):
         self.lines[line["id"]] = line
 
     def _resume(self, settings: dict[str, Any]) -> None:
+        self.check_own(b'{"settings": ')
         if sum(1 for _ in self.read_lines()) < 2:  # without answers, new settings may replace the old ones
             self.truncate()
             self.append({"settings": settings})

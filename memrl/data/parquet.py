@@ -10,42 +10,35 @@ in windows of several rows, and the last windows are kept. A row group can only 
 fast for any file, reading at random only if row groups are small, as those written by `memrl.data.columns`.
 """
 
-import json
 import os
+import sys
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memrl.data.columns import JSON_COLUMN
-from memrl.data.custom import (
-    FIELDS,
-    PLACES,
-    REQUIRED,
-    Samples,
-    check_row,
-    check_unchanged,
-    check_unique,
-    describe,
-    file_stamp,
-    row_id,
-)
+from memrl.data.columns import column_types, is_text, one_line, open_parquet, readable, row_values
+from memrl.data.custom import Samples, UnchangedFile
+from memrl.data.json_values import parse_json
+from memrl.data.original import from_training
+from memrl.data.rows import REQUIRED, check_row, check_unique, row_id
 
 WINDOW_BYTES = 2**25  # of a window; a larger row is a window of its own
 CACHED_WINDOWS = 2
-PANDAS_INDEX = "__index_level_"
 ORIGINAL_COLUMNS = ("prompt", "reward_model", "context")
 
 
 class File(NamedTuple):
+    """`types`: by column, the type to which its values are converted; `json`: the columns whose texts are JSON."""
+
     path: Path
-    stamp: tuple[int, int]
-    schema: pa.Schema
+    unchanged: UnchangedFile
+    types: dict[str, pa.DataType]
+    json: set[str]
     is_original: bool
 
 
@@ -70,37 +63,36 @@ class Window(NamedTuple):
 class ParquetSamples(Samples):
     """The samples of one or several parquet files with the same columns, in order."""
 
-    def __init__(self, paths: Sequence[str | os.PathLike[str]]):
+    def __init__(self, paths: Sequence[str | os.PathLike[str]], allow_files: bool = False):
         paths = [Path(path) for path in paths]
-        super().__init__(paths[0] if len(paths) == 1 else paths[0].parent)
+        super().__init__(paths[0] if len(paths) == 1 else paths[0].parent, allow_files)
         self._groups: list[Group] = []
         self._windows: deque[Window] = deque(maxlen=CACHED_WINDOWS)
         self._stream: Iterator[pa.RecordBatch] = iter(())  # the rows of a group after those of the last window
-        documents: set[Path] = set()
         places: dict[str, str] = {}
-        for path, stamp in [(path, file_stamp(path)) for path in paths]:
-            self._open(path, stamp, documents, places)
+        for unchanged in [UnchangedFile(path) for path in paths]:
+            self._open(unchanged, places)
         if not self.ids:
             raise ValueError(f"{self.name}: no samples; a row needs {REQUIRED}")
-        self.paths = [*paths, *sorted(documents)]
+        self.paths = [*paths, *sorted(self.text_files.paths)]
         self._starts = [group.first for group in self._groups]
 
     # --- checking -------------------------------------------------------------------------------------------
 
-    def _open(self, path: Path, stamp: tuple[int, int], documents: set[Path], places: dict[str, str]) -> None:
+    def _open(self, unchanged: UnchangedFile, places: dict[str, str]) -> None:
         """Check a file and note its row groups. `places`: id -> file and row, for error messages."""
-        opened = _parquet_file(path)
-        file = File(path, stamp, opened.schema_arrow, _is_original(path, opened.schema_arrow))
-        checked = (*ORIGINAL_COLUMNS, "extra_info", *PLACES) if file.is_original else (*FIELDS, *PLACES)
-        columns = [name for name in file.schema.names if name in checked]
+        path = unchanged.path
+        opened = open_parquet(path)
+        is_original = _is_original(path, opened.schema_arrow)
+        file = File(path, unchanged, *column_types(path, opened.schema_arrow), is_original)
         ids: list[str] = []
         for number in range(opened.num_row_groups):
             about = opened.metadata.row_group(number)
             row_bytes = max(1, about.total_byte_size) / max(1, about.num_rows)
             group = Group(file, number, len(self) + len(ids), max(1, int(WINDOW_BYTES / row_bytes)))
             self._groups.append(group)
-            for batch in _batches(opened, group, columns):
-                ids += self._check(file, batch, len(ids) + 1, documents)
+            for batch in _batches(opened, group):
+                ids += self._check(file, batch, len(ids) + 1)
         # The original's index is the number of a question; questions of different sources may share it.
         if file.is_original and (len(set(ids)) < len(ids) or not places.keys().isdisjoint(ids)):
             ids = [row_id({}, path, number) for number in range(1, len(ids) + 1)]
@@ -112,25 +104,25 @@ class ParquetSamples(Samples):
                 raise ValueError(f"{place}: {error}") from None
         self.ids += ids
 
-    def _check(self, file: File, batch: pa.RecordBatch, first: int, documents: set[Path]) -> list[str]:
+    def _check(self, file: File, batch: pa.RecordBatch, first: int) -> list[str]:
         """Check the rows from number `first` on without converting their documents to Python; returns the ids."""
         try:
             batch.validate(full=True)
         except pa.ArrowInvalid as error:
-            raise ValueError(f"{file.path}: rows {first} to {first + len(batch) - 1}: {_line(error)}") from None
+            raise ValueError(f"{file.path}: rows {first} to {first + len(batch) - 1}: {one_line(error)}") from None
         if "context" in batch.schema.names:  # validated as a text
             place = batch.schema.get_field_index("context")
             texts = ["" if is_given else None for is_given in batch.column(place).is_valid().to_pylist()]
             batch = batch.set_column(place, "context", pa.array(texts, pa.string()))
         ids = []
-        for number, fields in enumerate(batch.to_pylist(), start=first):
+        for number in range(first, first + len(batch)):
             try:
-                row = _row(file, fields)
-                check_row(row, file.path.parent, documents)
-            except ValueError as error:
+                row = _row(file, batch, number - first)
+                check_row(row, file.path.parent, self.text_files)
+            except (ValueError, ArithmeticError) as error:
                 raise ValueError(f"{file.path}: row {number}: {error}") from None
             ids.append(row_id(row, file.path, number))
-            self.questions.append(row["question"])
+            self.questions.append(sys.intern(row["question"]))  # a dictionary can name one long text a million times
         return ids
 
     # --- reading --------------------------------------------------------------------------------------------
@@ -141,18 +133,18 @@ class ParquetSamples(Samples):
     def _read(self, index: int) -> tuple[dict[str, Any], Path]:
         group = self._groups[bisect_right(self._starts, index) - 1]
         window = self._window(index, group)
-        return _row(group.file, window.rows.slice(index - window.first, 1).to_pylist()[0]), group.file.path.parent
+        return _row(group.file, window.rows, index - window.first), group.file.path.parent
 
     def _window(self, index: int, group: Group) -> Window:
         for window in self._windows:
             if window.first <= index < window.end:
                 return window
         path = group.file.path
-        check_unchanged(path, group.file.stamp)
+        group.file.unchanged.check()
         if self._windows and self._windows[-1].group is group and self._windows[-1].end <= index:
             end = self._windows[-1].end
         else:
-            self._stream, end = _batches(_parquet_file(path), group, None), group.first
+            self._stream, end = _batches(open_parquet(path), group), group.first
         for batch in self._stream:
             first, end = end, end + len(batch)
             if index < end:
@@ -164,37 +156,22 @@ class ParquetSamples(Samples):
 # --- one file -----------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path}: cannot be read as parquet: {_line(error)}; download or write it again") from None
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")
-
-
-def _parquet_file(path: Path) -> pq.ParquetFile:
-    with _readable(path):
-        return pq.ParquetFile(path, buffer_size=2**20)  # without a buffer, a row group's column is loaded as a whole
-
-
-def _batches(file: pq.ParquetFile, group: Group, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+def _batches(file: pq.ParquetFile, group: Group) -> Iterator[pa.RecordBatch]:
     """A row group's rows, `group.window_rows` at a time."""
-    with _readable(group.file.path):
-        yield from file.iter_batches(group.window_rows, row_groups=[group.number], columns=columns, use_threads=False)
+    with readable(group.file.path):
+        yield from file.iter_batches(group.window_rows, row_groups=[group.number], use_threads=False)
 
 
-def _row(file: File, fields: dict[str, Any]) -> dict[str, Any]:
+def _row(file: File, batch: pa.RecordBatch, place: int) -> dict[str, Any]:
     """A parquet row as a row of the custom format."""
     row = {}
-    for name, value in fields.items():
-        if value is not None and not name.startswith(PANDAS_INDEX):
-            marked = (file.schema.field(name).metadata or {}).items() >= JSON_COLUMN.items()
-            row[name] = json.loads(value) if marked else value
-    return _from_original(row) if file.is_original else row
+    for name, value in row_values(batch, file.types, place).items():
+        if value is not None:
+            try:
+                row[name] = parse_json(value.encode()) if name in file.json else value
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+    return from_training(row) if file.is_original else row
 
 
 def _is_original(path: Path, schema: pa.Schema) -> bool:
@@ -208,32 +185,11 @@ def _is_original(path: Path, schema: pa.Schema) -> bool:
         )
     if not original and not ({"question", "answers"} <= names and names & {"context", "file"}):
         raise ValueError(
-            f"{path}: has the columns {', '.join(sorted(names)) or 'nothing'}; needed are {REQUIRED}, or the published "
+            f"{path}: has the columns {', '.join(sorted(names))[:300] or 'nothing'}; needed are {REQUIRED}, or the published "
             f"{', '.join(ORIGINAL_COLUMNS)}"
         )
     if original and "context" not in names:
         raise ValueError(f"{path}: context: there is no such column; the published files hold the document there")
-    if "context" in names:
-        kind = schema.field("context").type
-        value = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if value not in (pa.string(), pa.large_string(), pa.string_view()):
-            raise ValueError(f"{path}: context: the column's type is {kind}; allowed is string")
+    if "context" in names and not is_text(schema.field("context").type):
+        raise ValueError(f"{path}: context: the column's type is {schema.field('context').type}; allowed is string")
     return original
-
-
-def _from_original(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with the columns of the original's training data as a row of the custom format."""
-    prompt, reward, info = (row.pop(name, None) for name in ("prompt", "reward_model", "extra_info"))
-    messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-    asked = [message.get("content") for message in messages if isinstance(message, dict) and message.get("role") == "user"]
-    if len(asked) != 1 or not isinstance(asked[0], str):
-        raise ValueError(f"prompt: got {describe(prompt)}; allowed is one message of the user, the question")
-    answers = reward.get("ground_truth") if isinstance(reward, dict) else None
-    if not isinstance(answers, str | list):
-        raise ValueError(
-            f"reward_model.ground_truth: got {describe(answers)}; allowed is a text or a list of texts, the gold answers"
-        )
-    index = info.get("index") if isinstance(info, dict) else None
-    fields = {"id": index, "question": asked[0], "answers": answers, "context": row.pop("context", None), "extra_info": info}
-    others = {name: value for name, value in row.items() if name not in FIELDS}
-    return {**others, **{name: value for name, value in fields.items() if value is not None}}

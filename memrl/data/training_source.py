@@ -40,8 +40,8 @@ class FileSource:
     Each later round of dynamic sampling passes over the file in its own order (without shuffling, from its own start).
     """
 
-    def __init__(self, path: str | Path, prompts_per_step: int, shuffle: bool, seed: int):
-        self.samples = load_samples(path)
+    def __init__(self, path: str | Path, prompts_per_step: int, shuffle: bool, seed: int, allow_files: bool = False):
+        self.samples = load_samples(path, allow_files)
         self.prompts_per_step, self.shuffle = prompts_per_step, shuffle
         self._order = lru_cache(maxsize=8)(self._epoch_order)
         self.seed = seed

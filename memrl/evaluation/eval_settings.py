@@ -9,33 +9,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memrl.config import flatten
-from memrl.reading.open_model import decoding, model_settings
-from memrl.utils.files import fingerprint as fingerprint_files
+from memrl.reading.model_identity import model_identity, tokenizer_identity
+from memrl.reading.open_model import decoding
+from memrl.utils.addresses import public_url
+from memrl.utils.plain_text import printable
 
 if TYPE_CHECKING:
     from memrl.evaluation.methods import Method
     from memrl.evaluation.model_under_test import ModelUnderTest
     from memrl.evaluation.tasks import Task
 
-FORMAT = 2  # of the rows; format 1 had neither method nor repeat
-_TOKENIZER_FILES = "tokenizer.json tokenizer.model tokenizer_config.json vocab.json merges.txt chat_template.jinja".split()
+FORMAT = 3  # of the rows, their prompts and scores: raise it when equal settings no longer give equal rows
 # A later command may add tasks and methods; a model folder may move, and a server may start again elsewhere.
 _ADDITIVE, _NOT_COMPARED = ("tasks", "methods"), {"model_path", "endpoint"}
 
 
 def fingerprint(model: ModelUnderTest, seed: int, tasks: Mapping[str, Task], methods: Mapping[str, Method]) -> dict[str, Any]:
-    """Everything that a row depends on, as JSON; weights and tokenizer enter by the hash of their files."""
+    """Everything that a row depends on, as JSON: the one place where the identity of an evaluation is computed."""
     if model.endpoint is not None:
-        source = {"endpoint": model.endpoint, "served_model": model.name}
+        source = {"endpoint": public_url(model.endpoint), "served_model": model.name}
+        source |= tokenizer_identity(model.tokenizer_folder, model.tokenizer)
     else:
-        weights = fingerprint_files(sorted(Path(model.name).glob("*.safetensors")))
-        source = {"model_path": str(Path(model.name).resolve()), "weights": weights, **model_settings(model.reader)}
-    tokenizer = [model.tokenizer_folder / name for name in _TOKENIZER_FILES]
+        source = {"model_path": str(Path(model.name).resolve()), **model_identity(model.name, model.reader, model.tokenizer)}
     return {
         "format": FORMAT,
         "model": model.label,
         **source,
-        "tokenizer": fingerprint_files(path for path in tokenizer if path.is_file()),
         "decoding": asdict(decoding(model.reader)),
         "seed": seed,
         "methods": {name: method.settings() for name, method in methods.items()},
@@ -59,7 +58,7 @@ def join(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[s
     before, now = flatten(dict(old)), flatten({**new, **common})
     differ = [key for key in sorted((before.keys() | now.keys()) - _NOT_COMPARED) if before.get(key) != now.get(key)]
     if differ:
-        shown = ", ".join(f"{key} ({_short(before.get(key))} there, {_short(now.get(key))} now)" for key in differ)
+        shown = ", ".join(f"{printable(key)} ({_short(before.get(key))} there, {_short(now.get(key))} now)" for key in differ)
         raise ValueError(f"{folder} holds results made with other settings: {shown}; give another --out, or the same settings")
     return {**new, **{name: {**old.get(name, {}), **new[name]} for name in _ADDITIVE}}
 

@@ -18,13 +18,14 @@ from memrl.evaluation.eval_ranks import Ranks
 from memrl.evaluation.eval_settings import fingerprint
 from memrl.evaluation.methods import Method, MethodOptions, make_methods
 from memrl.evaluation.model_under_test import ModelUnderTest, Options, read_model_settings
-from memrl.evaluation.results import RankResults, Results
+from memrl.evaluation.results import PICTURE_FILE, SUMMARY_FILE, RankResults, Results
 from memrl.evaluation.runner import Key, Row, all_keys, read_all, share_of
 from memrl.evaluation.summary import print_table, summarize
 from memrl.evaluation.tasks import Task, choose_lengths, length_units, make_tasks, parse_lengths
 from memrl.reading.open_model import ReaderOptions, model_window
 from memrl.utils.devices import peak_gib
 from memrl.utils.files import write_whole
+from memrl.utils.plain_text import printable
 from memrl.utils.progress import Progress, format_seconds
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ MOST_LINES = 6  # more lines in one picture are unreadable
 
 
 class IncompleteError(RuntimeError):
-    """Rows of other ranks are missing."""
+    """Rows of other ranks are missing, or no row is an answer."""
 
 
 @dataclass
@@ -61,7 +62,11 @@ class Evaluation:
     llm: LLM | None
 
     def run(self) -> None:
-        """Run the missing readings; then rank 0 prints the table and writes summary.json and accuracy.png."""
+        """Run the missing readings; then rank 0 prints the table and writes summary.json and accuracy.png.
+
+        Raises:
+            IncompleteError: rows are missing, or every reading that the command requests has failed.
+        """
         began = time.monotonic()
         with self.results or nullcontext():
             if self.llm is not None:
@@ -96,8 +101,10 @@ class Evaluation:
                 for line in llm.about:
                     progress.log(line)
                 left, total = len(self.left), len(self.keys)
-                if left < total:
-                    progress.log(f"{total - left} of {total} readings are finished already")
+                failed = 0 if self.results is None else len(self.results.rows.keys() & set(self.left))
+                if left < total or failed:
+                    again = f"; {failed} that failed run again" if failed else ""
+                    progress.log(f"{total - left} of {total} readings are finished already{again}")
                 if self.ranks.world > 1:
                     progress.log(f"{self.ranks.world} ranks share {left} readings; the progress below is that of rank 0")
 
@@ -129,7 +136,7 @@ class Evaluation:
             )
         # The summary covers the whole folder, rows of earlier commands included.
         summary = [{"model": self.model.label, **entry} for entry in summarize(rows.values(), costs=True)]
-        write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_whole(self.folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
         if self.left:
             _print_totals([rows[key] for key in self.left], seconds)
         # Units of earlier commands' tasks included.
@@ -139,9 +146,11 @@ class Evaluation:
         _print_problems([rows[key] for key in self.keys])
         self._plot(summary, units)
         print(f"results: {self.folder}")
+        if all(rows[key]["error"] is not None for key in self.keys):
+            raise IncompleteError(f"all {len(self.keys)} readings failed, so the scores say nothing about the model")
 
     def _plot(self, summary: list[dict[str, Any]], units: dict[str, str]) -> None:
-        path = self.folder / "accuracy.png"
+        path = self.folder / PICTURE_FILE
         num_methods = len({entry["method"] for entry in summary})
         series: dict[str, list] = {}
         for entry in summary:
@@ -176,7 +185,7 @@ def open_evaluation(
     window = None if options.endpoint is not None else model_window(options.model, reader)
     methods = make_methods(options.methods.split(","), method_options, model.agent, window)
     names = [name.strip() for name in options.task.split(",")]
-    tasks = {task.name: task for task in make_tasks(names, model.tokenizer, model.agent, files)}
+    tasks = {task.name: task for task in make_tasks(names, model.tokenizer, model.agent, files, options.allow_files)}
     chosen = choose_lengths(list(tasks.values()), lengths)
     keys = all_keys(list(tasks.values()), chosen, options.samples, list(methods), options.repeats)
     folder = Path(options.out) if options.out else model.default_folder()
@@ -228,7 +237,8 @@ def _print_problems(rows: list[Row], limit: int = 5) -> None:
     for name, found in (("failed", failed), ("empty answer", empty)):
         for row in found[:limit]:
             reason = f": {row['error']}" if row["error"] else ""
-            print(f"{name}: {row['task']}, length {row['length']}, {row['method']}, sample {row['id']}{reason}")
+            line = f"{name}: {row['task']}, length {row['length']}, {row['method']}, sample {printable(row['id'], 80)}{reason}"
+            print(printable(line, 1000))
         if len(found) > limit:
             print(f"... and {len(found) - limit} more; samples.jsonl has them all")
     if failed:

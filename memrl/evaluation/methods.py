@@ -4,13 +4,13 @@ A method is an agent with its settings. Each runs on local weights and on an end
 Annotations are not postponed here, because jsonargparse would import everything under TYPE_CHECKING to resolve them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memrl.agents import Agent
 from memrl.agents.agent_file import LIMITS
-from memrl.agents.limits import longest_turn
+from memrl.agents.limits import check_agent, check_window, longest_turn, prompt_sizes
 from memrl.agents.memory import AgentConfig, memory_agent
 from memrl.agents.one_shot import OneShotConfig, document_prompt, one_shot_agent
 from memrl.agents.retrieval import K1, B, RetrievalConfig, import_bm25s, retrieval_agent
@@ -38,7 +38,7 @@ class MethodOptions:
     retrieval_tokens: int = 4000
     """Document tokens that retrieval shows: about as many as the memory agent sees at a time."""
     passage_tokens: int = 256
-    """Tokens of each passage that retrieval ranks."""
+    """Tokens of each passage that retrieval ranks, at most: a paragraph, or a part of a long one."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Method:
         settings["prompts"] = {"document": document_prompt(prompts), "system": prompts.system}
         if isinstance(config, RetrievalConfig):
             settings |= {"tokens": config.tokens, "passage_tokens": config.passage_tokens}
-            return settings | {"window": config.window, "bm25": {"variant": "lucene", "k1": K1, "b": B}}
+            return settings | {"window": config.window, "bm25": {"variant": "lucene", "k1": K1, "b": B, "passages": "paragraphs"}}
         return settings | {"window": config.window}
 
     async def run(self, llm: "Session", sample: Sample) -> Trajectory:
@@ -85,10 +85,42 @@ class Method:
         shown = config.tokens if isinstance(config, RetrievalConfig) else config.window
         if document_tokens is not None:
             shown = min(shown, document_tokens)
-        template = PromptTemplate(document_prompt(agent.prompts), tokenizer, agent.prompts.system)
         question = agent.question_tokens if question_tokens is None else question_tokens
-        longest = template.num_tokens + question + shown + agent.answer_tokens
+        longest = self._prompt_tokens(tokenizer) + question + shown + agent.answer_tokens
         return longest if config.window is None else min(config.window, longest)
+
+    def check_window(self, tokenizer: "Tokenizer", window: int | None, stretch: Callable[[int], str]) -> None:
+        """Raise ValueError if a turn can be longer than the window, or if one_shot could show nothing of a document.
+
+        Args:
+            window: of the local model; None for an endpoint, whose window only the user knows.
+            stretch: as of `memrl.agents.limits.check_window`.
+        """
+        config, agent = self.config, self.agent
+        if isinstance(config, AgentConfig):
+            if window is not None:
+                check_agent(window, prompt_sizes(tokenizer, agent.prompts), agent, stretch)
+            return
+        if config.window is None:
+            return
+        prompt = self._prompt_tokens(tokenizer)
+        limits = {"agent.answer_tokens": agent.answer_tokens, "agent.question_tokens": agent.question_tokens}
+        if isinstance(config, RetrievalConfig):
+            limits = {"retrieval_tokens": config.tokens, **limits}
+        least = config.passage_tokens if isinstance(config, RetrievalConfig) else 1
+
+        def longest(limits: Mapping[str, int]) -> int:
+            shown = max(least, limits.get("retrieval_tokens", 0))
+            return prompt + shown + limits["agent.answer_tokens"] + limits["agent.question_tokens"]
+
+        if config.window != window:  # not the model's own
+            check_window(config.window, limits, longest, what="--window")
+        else:
+            check_window(config.window, limits, longest, stretch)
+
+    def _prompt_tokens(self, tokenizer: "Tokenizer") -> int:
+        prompts = self.agent.prompts
+        return PromptTemplate(document_prompt(prompts), tokenizer, prompts.system).num_tokens
 
 
 def make_methods(names: Sequence[str], options: MethodOptions, agent: AgentConfig, window: int | None) -> dict[str, Method]:

@@ -12,17 +12,23 @@ from memrl.agents.memory import AgentConfig
 from memrl.evaluation.methods import LOWER, Method
 from memrl.evaluation.options import Options
 from memrl.evaluation.tasks import Task
-from memrl.reading.open_model import ReaderOptions, decoding, load_settings, open_llm
+from memrl.reading.open_model import ReaderOptions, decoding, load_settings, model_window, open_llm, stretch
+from memrl.utils.plain_text import printable
 
 if TYPE_CHECKING:
     from memrl.llm import LLM
     from memrl.tokenizer import Tokenizer
 
+LONGEST_LABEL = 200  # characters; the longest name of a model on the Hub has 96
 _GENERIC = ("model", "best")  # names that `memrl train` gives to every model folder, so the run's name is added
 
 
 def check_options(options: Options, reader: ReaderOptions) -> None:
     """Raise a ValueError for options that exclude each other."""
+    label = options.label
+    if label is not None and (not label.strip() or printable(label, LONGEST_LABEL) != label):
+        shown = printable(label, 40)
+        raise ValueError(f"label is {shown!r}; give one line of at most {LONGEST_LABEL} characters, or leave --label out")
     if options.repeats > 1 and reader.temperature == 0:
         raise ValueError(
             f"repeats is {options.repeats}, but at temperature 0 all readings of a document are the same; give --temperature 1, "
@@ -58,7 +64,7 @@ class ModelUnderTest:
     def default_folder(self) -> Path:
         """Folder of the results if none is given."""
         if self.endpoint is not None:
-            return Path("eval") / self.label.replace("/", "-")
+            return Path("eval") / (self.label.replace("/", "-").lstrip(".") or "model")
         model = Path(self.name).resolve()
         return model.parent / "eval" / model.name
 
@@ -66,8 +72,11 @@ class ModelUnderTest:
         """Load the weights, or connect to the server.
 
         Raises:
-            ValueError: the model cannot be used, or the cache is too small for a method's turns.
+            ValueError: the model cannot be used, or its window or the cache is too small for a method's turns.
         """
+        window = None if self.endpoint is not None else model_window(self.name, self.reader)
+        for method in methods:
+            method.check_window(self.tokenizer, window, stretch(self.name))
         if self.endpoint is not None:
             from memrl.endpoint import RemoteLLM
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memrl.utils.bounds import bounded
+from memrl.utils.command_line import allow_files_flag
 
 
 @dataclass
@@ -13,8 +14,8 @@ class Options:
     model: str
     """Hugging Face folder of the model; with --endpoint the model's name on the server."""
     task: str = "needle"
-    """needle, ruler (all of its 13 tasks, or one by name), ruler_hotpotqa, or the path of a .jsonl or .parquet file; several
-    separated by commas."""
+    """needle, ruler (all of its 13 tasks, or one by name), ruler_hotpotqa, or the path of a .jsonl, .json or .parquet file;
+    several separated by commas."""
     lengths: str | None = None
     """Document lengths such as 1,4,16 or 8k,1m: chunks for needle (1,4,16 if not given), tokens for RULER's tasks (8k,16k,32k),
     documents for ruler_hotpotqa (50,100,200). Documents of files keep their length."""
@@ -29,10 +30,11 @@ class Options:
     """Seed of the documents and of all sampling."""
     out: str | None = None
     """Folder of the results; if not given eval/NAME beside the model folder, or ./eval/NAME with --endpoint."""
+    allow_files: bool = allow_files_flag()
     resume: Literal["auto", "no"] = "auto"
     """auto: add to the results in the folder; no: refuse a folder with results."""
     label: str | None = None
-    """Name of the model in rows and tables; the name of its folder if not given."""
+    """Name of the model in rows and tables, one line of at most 200 characters; the name of its folder if not given."""
     endpoint: str | None = None
     """Address of an OpenAI-compatible server that runs the model, like http://localhost:8000/v1."""
     tokenizer: str | None = None

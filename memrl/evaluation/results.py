@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from memrl.evaluation.eval_settings import join
+from memrl.evaluation.row_check import check_row
 from memrl.evaluation.runner import Key, Row, row_key
-from memrl.utils.files import write_whole
+from memrl.utils.files import read_json, write_whole
 from memrl.utils.journal import Journal, encode_line, open_locked
 
 CONFIG_FILE, SAMPLES_FILE, LOCK_FILE = "eval_config.json", "samples.jsonl", ".lock"
+SUMMARY_FILE, PICTURE_FILE = "summary.json", "accuracy.png"
 MEASURED = ("seconds", "peak_gib")  # may differ from run to run
 ADVICE = "delete that line, and its document is read again"
 
@@ -52,6 +54,7 @@ class Results:
             raise ValueError(f"{self.folder} is not a folder; give another --out")
         if not resume and self._holds_rows():
             raise ValueError(f"{self.folder} already holds results; give another --out, delete it, or use --resume auto")
+        self._check_own()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = open_locked(self.folder / LOCK_FILE, _busy(self.folder))
         self._journal = Journal(self.path)
@@ -93,7 +96,7 @@ class Results:
         """
         for path in sorted(self.folder.glob(_rank_file("*"))):
             with Journal(path, _busy(self.folder)) as journal:
-                for row in journal.read(ADVICE, _check_row):
+                for row in journal.read(ADVICE, check_row):
                     if self.rows.get(row_key(row), {"error": ""})["error"] is not None:  # rows without an error stay
                         self.add(row)
                 self._journal.sync()
@@ -105,21 +108,41 @@ class Results:
     def _holds_rows(self) -> bool:
         return any(path.stat().st_size for path in (self.path, *self.folder.glob(_rank_file("*"))) if path.exists())
 
-    def _resume(self, settings: dict[str, Any]) -> None:
+    def _check_own(self) -> None:
+        """Refuse a folder in which files with the names of ours are not ours: a command would replace or cut them."""
         config_path = self.folder / CONFIG_FILE
+        names = (SAMPLES_FILE, _rank_file("*"), SUMMARY_FILE, PICTURE_FILE)
+        others = [path for name in names for path in sorted(self.folder.glob(name)) if path.stat().st_size]
+        if not config_path.exists() and others:
+            raise ValueError(f"{others[0]} exists without {CONFIG_FILE}; delete it or give another --out")
+        if config_path.exists():
+            read_config(self.folder)
+
+    def _resume(self, settings: dict[str, Any]) -> None:
         if self._holds_rows():  # without rows, new settings may replace the old ones
-            if not config_path.exists():
-                raise ValueError(f"{self.path} exists without {CONFIG_FILE}; delete it or give another --out")
-            try:
-                old = json.loads(config_path.read_text(encoding="utf-8"))
-                settings = join(self.folder, old, settings)
-            except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError):
-                raise ValueError(f"{config_path} is damaged; delete {self.folder} or give another --out") from None
+            settings = join(self.folder, read_config(self.folder), settings)
+        config_path = self.folder / CONFIG_FILE
         write_whole(config_path, json.dumps(settings, indent=2) + "\n")
-        for row in self._journal.read(ADVICE, _check_row):
+        for row in self._journal.read(ADVICE, check_row):
             self.rows[row_key(row)] = row
             self._num_lines += 1
         self.collect()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The settings of a results folder.
+
+    Raises:
+        ValueError: they cannot be read, or the file holds something else.
+    """
+    path = folder / CONFIG_FILE
+    try:
+        config = read_json(path)
+    except ValueError:
+        config = None
+    if not isinstance(config, dict) or not all(isinstance(config.get(name), dict) for name in ("methods", "tasks")):
+        raise ValueError(f"{path} is damaged, or not of `memrl eval`; delete it with its rows, or give another --out")
+    return config
 
 
 class RankResults(Journal):
@@ -145,10 +168,6 @@ def _rank_file(rank: int | str) -> str:
 
 def _same(a: Row, b: Row) -> bool:
     return a.keys() == b.keys() and all(a[name] == b[name] for name in a if name not in MEASURED)
-
-
-def _check_row(row: Row) -> tuple:
-    return row["error"], row_key(row)
 
 
 def _busy(folder: Path) -> str:

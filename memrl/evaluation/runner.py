@@ -26,12 +26,15 @@ from memrl.scoring.scores import score_response
 from memrl.scoring.verify import extract_answer
 from memrl.types import Sample, Trajectory, Turn
 from memrl.utils.devices import peak_gib
+from memrl.utils.plain_text import printable
 from memrl.utils.seeds import stable_id
 
 if TYPE_CHECKING:
     from memrl.llm import LLM
 
 Row = dict[str, Any]
+MOST_READINGS = 2_000_000  # listed in memory; RULER's own 13 tasks x 6 lengths x 500 samples are 39,000
+LONGEST_REASON = 500  # characters
 RETAINED_STEPS = 9  # shares of the gold answers are written as digits from 0 to 9
 
 
@@ -61,7 +64,14 @@ def all_keys(
     methods: Iterable[str],
     repeats: int = 1,
 ) -> list[Key]:
-    """Every requested reading, by task, length, index, method and repeat."""
+    """Every requested reading, by task, length, index, method and repeat; ValueError for more than `MOST_READINGS`."""
+    methods = list(methods)
+    documents = sum(task.count(length, num_samples) for task in tasks for length in lengths[task.name])
+    if (number := documents * len(methods) * repeats) > MOST_READINGS:
+        raise ValueError(
+            f"samples, repeats, lengths and methods make {printable(str(number), 30)} readings; at most {MOST_READINGS:,} are "
+            "possible, so lower --samples"
+        )
     return [
         Key(method, task.name, length, index, repeat)
         for task in tasks
@@ -122,8 +132,8 @@ def read_all(
     async def read(key: Key, document: asyncio.Task[Sample]) -> Row:
         try:
             sample = await document
-        except Exception as problem:  # raised for each of its readings
-            found = new_row(Sample(f"{key.task}-{key.length}-{key.index}", "", "")) | {"error": one_line(problem)}
+        except BaseException as problem:  # raised for each of its readings
+            found = new_row(Sample(f"{key.task}-{key.length}-{key.index}", "", "")) | {"error": reason_of(problem)}
         else:
             found = await read_to_row(llm, methods[key.method], sample, (seed, stable_id(*astuple(key))), on_turn)
         row = {**(columns or {}), **asdict(key), **found}
@@ -207,7 +217,13 @@ def new_row(sample: Sample) -> Row:
 
 
 def add_turn(row: Row, sample: Sample, turn: Turn) -> None:
-    """Count a turn in the row, and free the parts of it that only training needs: prompts of a long document take much memory."""
+    """Count a turn in the row, and free the parts of it that only training needs: prompts of a long document take much memory.
+
+    Raises:
+        ValueError: a token's probability is not a number, so its choice says nothing about the model.
+    """
+    if not all(map(math.isfinite, turn.response_logprobs)):
+        raise ValueError("outputs of the model are NaN or infinite: its weights are damaged, or too large for the dtype")
     row["prompt_tokens"] += len(turn.prompt_ids)
     row["response_tokens"] += len(turn.response_ids)
     if turn.kind == "memory":
@@ -258,8 +274,8 @@ async def read_to_row(
     try:
         row["tokens"] = len(session.encode(sample.context)) if sample.context.strip() else 0
         trajectory = await method.run(session, sample)
-    except Exception as problem:
-        row["error"], trajectory = one_line(problem), Trajectory(memory=row["memory"])
+    except BaseException as problem:
+        row["error"], trajectory = reason_of(problem), Trajectory(memory=row["memory"])
     row["seconds"] = round(time.perf_counter() - began, 3)
     row["peak_gib"] = peak_gib() if hasattr(llm, "sampler") else None
     row["cut_tokens"] = int(trajectory.scores.get("cut_tokens", 0))
@@ -277,8 +293,15 @@ def depths_of(sample: Sample) -> list[float]:
     return [float(depth) for depth in depths] if valid else []
 
 
-def one_line(problem: Exception) -> str:
-    """Why a reading failed; without an endpoint's number of tries, so that equal failures have equal texts."""
+def reason_of(problem: BaseException) -> str:
+    """Why a reading failed, as one line; without an endpoint's number of tries, so that equal failures have equal texts.
+
+    Raises what ends the whole run (Ctrl-C, a server that is down) again. A panic of a library written in Rust, such as the
+    tokenizer's, is a BaseException, but concerns one document.
+    """
+    if not isinstance(problem, Exception) and type(problem).__module__ != "pyo3_runtime":
+        raise problem
     lines = str(problem).strip().splitlines()
     reason = re.sub(r" \(try \d+ of \d+\)$", "", lines[0]) if lines else ""
-    return f"{type(problem).__name__}: {reason}" if reason else type(problem).__name__
+    name = type(problem).__name__
+    return printable(f"{name}: {reason}" if reason else name, LONGEST_REASON)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from memrl.evaluation.statistics import score_interval
 from memrl.scoring.scores import SCORES
+from memrl.utils.plain_text import printable
 
 if TYPE_CHECKING:
     from memrl.evaluation.runner import Row
@@ -87,7 +88,7 @@ def print_table(summary: list[dict[str, Any]], units: dict[str, str], file: Text
 def _table_row(entry: dict[str, Any], unit: str) -> list[str]:
     from rich.markup import escape
 
-    cells = [escape(entry["task"]), entry["method"], f"{entry['length']} {unit}".rstrip()]
+    cells = [escape(printable(entry["task"])), entry["method"], f"{entry['length']} {unit}".rstrip()]
     cells.append(str(entry["n"]) if entry["repeats"] == 1 else f"{entry['n']} x {entry['repeats']}")
     cells += [f"[red]{entry[name]}[/]" if entry[name] else "0" for name in ("failures", "empty")]
     for score in ("strict", "lenient"):

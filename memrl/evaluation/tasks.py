@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from memrl.agents.memory import AgentConfig
 from memrl.data import load_samples
+from memrl.data.dataset_writer import hash_files
 from memrl.data.needle import make_sample
 from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
-from memrl.utils.files import fingerprint
 from memrl.utils.lengths import read_length
+from memrl.utils.plain_text import printable
 from memrl.utils.seeds import stable_id
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from memrl.data.ruler_hotpotqa import RulerHotpotQA
 
 Length = int | str
+MOST_LENGTHS = 1000  # of a command
 SAMPLES = 128  # documents of each length by default, as in the original
 CHARACTERS_PER_TOKEN, TOKENS_PER_PARAGRAPH = 4, 140  # of English text; of a paragraph of HotpotQA, heading included
 
@@ -83,7 +85,7 @@ class NeedleTask(Task):
     """
 
     name, length_unit, default_lengths = "needle", "chunks", (1, 4, 16)
-    max_length = 10_000_000  # a longer one is a typing mistake, and making it would seem to hang
+    max_length = 100_000  # of 5000 tokens that are 500 million, 140 times the longest published document
 
     def __init__(self, tokenizer: Tokenizer, agent: AgentConfig):
         self.tokens_per_unit = agent.chunk_tokens
@@ -101,13 +103,13 @@ class NeedleTask(Task):
 
 
 class FileTask(Task):
-    """A file of samples: every document as it is. Its only length is `file`."""
+    """A file of samples: every document as it is. Its only length is `file`. Files of documents count for its version."""
 
     length_unit, default_lengths, max_length = "", ("file",), None
 
-    def __init__(self, path: str | Path):
-        self.samples: Sequence[Sample] = load_samples(path)
-        self.name, self.version = Path(path).stem, fingerprint([path])
+    def __init__(self, path: str | Path, allow_files: bool = False, hotpotqa: str | None = None):
+        self.samples = load_samples(path, allow_files, hotpotqa)
+        self.name, self.version = Path(path).stem, hash_files(self.samples.paths)
 
     def count(self, length: Length, wanted: int | None) -> int:
         return len(self.samples) if wanted is None else min(wanted, len(self.samples))
@@ -157,12 +159,15 @@ class GeneratedTask(Task):
             check(max(numbers))
 
 
-def make_tasks(names: Sequence[str], tokenizer: Tokenizer, agent: AgentConfig, files: RulerFiles | None = None) -> list[Task]:
+def make_tasks(
+    names: Sequence[str], tokenizer: Tokenizer, agent: AgentConfig, files: RulerFiles | None = None, allow_files: bool = False
+) -> list[Task]:
     """Tasks by name, or from the path of a file of samples; `ruler` stands for RULER's thirteen.
 
     Args:
         tokenizer: of the model that will read. RULER's tasks get a copy, because they run in a thread beside the sampler.
-        files: sources of RULER's documents.
+        files: sources of RULER's documents, and of the original's files that number HotpotQA's paragraphs.
+        allow_files: documents of a file of samples may stand outside its folder.
 
     Raises:
         ValueError: no such task, two of one name, a file without samples, or a missing file that a task needs.
@@ -179,13 +184,13 @@ def make_tasks(names: Sequence[str], tokenizer: Tokenizer, agent: AgentConfig, f
         if name in TASKS:
             return GeneratedTask(name, make_ruler(name, thread_tokenizer(), files), "tokens", (8192, 16384, 32768), 2**25)
         if name == "ruler_hotpotqa":
-            return GeneratedTask(name, RulerHotpotQA(files), "documents", (50, 100, 200), 10**6, TOKENS_PER_PARAGRAPH)
-        if not name.endswith((".jsonl", ".parquet")):
+            return GeneratedTask(name, RulerHotpotQA(files), "documents", (50, 100, 200), 10**5, TOKENS_PER_PARAGRAPH)
+        if not name.endswith((".jsonl", ".json", ".parquet")):
             known = ", ".join((NeedleTask.name, "ruler", *TASKS, "ruler_hotpotqa"))
-            raise ValueError(f"there is no task {name!r}; give the path of a .jsonl or .parquet file, or one of {known}")
+            raise ValueError(f"there is no task {name!r}; give the path of a .jsonl, .json or .parquet file, or one of {known}")
         if not Path(name).is_file():
             raise ValueError(f"task {name}: there is no such file")
-        return FileTask(name)
+        return FileTask(name, allow_files, files.hotpotqa)
 
     tasks = [make(one) for name in names for one in (TASKS if name == "ruler" else (name,))]
     known = [task.name for task in tasks]
@@ -224,13 +229,15 @@ def parse_lengths(text: str) -> list[int]:
     Raises:
         ValueError: nothing given, a part that is no positive whole number, or a length given twice.
     """
-    lengths = []
+    lengths: set[int] = set()
     for part in text.split(","):
         length = read_length(part)
         if length is None:
-            shown = part.strip() or "nothing"
+            shown = printable(part, 40) or "nothing"
             raise ValueError(f"lengths holds {shown!r}; give positive whole numbers like 1,4,16 or 8k,1m")
         if length in lengths:
             raise ValueError(f"lengths holds {part.strip()!r} twice; give each length once")
-        lengths.append(length)
+        lengths.add(length)
+        if len(lengths) > MOST_LENGTHS:
+            raise ValueError(f"lengths holds more than {MOST_LENGTHS} lengths; give fewer")
     return sorted(lengths)

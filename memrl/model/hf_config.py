@@ -4,8 +4,8 @@ Two dialects exist: transformers 4 wrote `rope_theta`, `rope_scaling` and `torch
 and `dtype`. Both are read; the first is written, because every version reads it.
 """
 
-import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from memrl.model.positions import RopeConfig
 from memrl.model.transformer import FAMILIES, TransformerConfig
+from memrl.utils.files import read_json
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _FAMILY_DEFAULTS = {  # transformers' defaults of missing keys, as far as they depend on the family
@@ -29,6 +30,12 @@ _SIZES = {  # config.json's name -> ours
     "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_heads",
 }
+# Far above every published model, so that a damaged or hostile file is refused before anything is built in its size. The largest
+# so far: Llama 3.1 405B with 126 layers, 128 heads, widths of 16,384 and 53,248; vocabularies of 262,208 (Gemma 3); 10,485,760
+# positions (Llama 4 Scout).
+_LARGEST = {"num_hidden_layers": 1024, "num_attention_heads": 4096, "num_key_value_heads": 4096, "head_dim": 4096}
+_LARGEST_OTHER = 2**24
+_LARGEST_POSITIONS = 2**31 - 1
 _ORIGINAL = "original_max_position_embeddings"
 _ROPE_SETTINGS = {  # rope type -> its settings; the same names as in `RopeConfig`
     "default": (),
@@ -44,12 +51,12 @@ class CheckpointError(ValueError):
     """A model folder that cannot be read or written; the one-line message names the fault and the fix."""
 
 
-def read_json(path: Path) -> dict:
-    """The JSON object in a file; CheckpointError if there is none."""
+def read_object(path: Path) -> dict:
+    """The JSON object in a file; CheckpointError if there is none, or if it is absurdly large."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # undecodable bytes and JSON errors alike
-        raise CheckpointError(f"{path} is not valid JSON ({error}); download or copy it again") from None
+        content = read_json(path)
+    except ValueError as error:
+        raise CheckpointError(f"{error}; download or copy it again") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds no JSON object; download or copy it again")
     return content
@@ -64,9 +71,9 @@ def read_raw_config(path: str | Path) -> dict:
         if replaced.is_dir():
             hint = f"a save was interrupted while replacing it; rename {replaced} to {folder}"
         raise CheckpointError(f"model folder {folder} does not exist; {hint}")
-    if not (folder / "config.json").is_file():
+    if not os.path.lexists(folder / "config.json"):
         raise CheckpointError(f"{folder} holds no config.json, so it is not a Hugging Face model folder")
-    return read_json(folder / "config.json")
+    return read_object(folder / "config.json")
 
 
 def dtype_named(name: str, raw: dict) -> torch.dtype:
@@ -108,6 +115,15 @@ def longest_text(config: TransformerConfig) -> int:
     if rope.kind == "yarn":
         return int(rope.factor * rope.original_max_position_embeddings)
     return int(config.max_position_embeddings * (rope.factor if rope.kind == "linear" else 1))
+
+
+def yarn_for(path: str | Path, tokens: int) -> float | None:
+    """The smallest factor of YaRN, to two decimals, that makes the window at least this long; None if none can."""
+    factor = math.ceil(100 * tokens / longest_text(read_config(path))) / 100
+    try:
+        return factor if longest_text(read_config(path, factor)) >= tokens else None
+    except CheckpointError:  # the positions are stretched already, or by more than is allowed
+        return None
 
 
 def _with_yarn(raw: dict, factor: float) -> dict:
@@ -157,13 +173,13 @@ def _parse(raw: dict) -> TransformerConfig:
         **sizes,
         num_kv_heads=kv_heads,
         head_size=head_size,
-        rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        rms_norm_eps=_eps(raw),
+        tie_word_embeddings=_flag(raw, "tie_word_embeddings"),
         max_position_embeddings=max_positions,
         initializer_range=_number(raw, "initializer_range", 0.02),
         rope=rope,
         family=family,
-        attention_bias=family in ("qwen3", "llama") and bool(raw.get("attention_bias", False)),
+        attention_bias=family in ("qwen3", "llama") and _flag(raw, "attention_bias"),
     )
 
 
@@ -172,7 +188,7 @@ def _refuse_unsupported(raw: dict, family: str) -> None:
         raise ValueError(f"hidden_act {raw['hidden_act']!r} is not supported; supported: 'silu'")
     if raw.get("quantization_config"):
         raise ValueError("the weights are quantised (quantization_config); use the unquantised checkpoint")
-    if family == "llama" and raw.get("mlp_bias"):
+    if family == "llama" and _flag(raw, "mlp_bias"):
         raise ValueError("mlp_bias true is not supported; supported: feed-forward layers without biases")
     if raw.get("partial_rotary_factor") not in (None, 1):
         found = raw["partial_rotary_factor"]
@@ -205,13 +221,15 @@ def _parse_rope(raw: dict, max_positions: int) -> RopeConfig:
     values: dict[str, Any] = {}
     for name in _ROPE_SETTINGS[kind]:
         if name in settings:
-            values[name] = bool(settings[name]) if name == "truncate" else _number(settings, name)
+            values[name] = _flag(settings, name) if name == "truncate" else _number(settings, name)
         elif name in _ROPE_REQUIRED:
             raise ValueError(f"rope type {kind!r} needs a {name}, for example {_ROPE_REQUIRED[name]}")
     if _ORIGINAL in _ROPE_SETTINGS[kind]:
         values[_ORIGINAL] = int(values.get(_ORIGINAL, _number(raw, _ORIGINAL, max_positions)))
-        if values[_ORIGINAL] < 1:
-            raise ValueError(f"{_ORIGINAL} must be a positive number of tokens, found {values[_ORIGINAL]}")
+        if not 1 <= values[_ORIGINAL] <= _LARGEST_POSITIONS:
+            raise ValueError(
+                f"{_ORIGINAL} must be a number of tokens from 1 to {_LARGEST_POSITIONS}, found {values[_ORIGINAL]:g}"
+            )
     return RopeConfig(theta=theta, kind=kind, **values)
 
 
@@ -225,13 +243,15 @@ def _refuse_sliding_window(raw: dict, family: str, num_layers: int, longest: flo
             f"sliding-window attention (window {window:.0f}, texts up to {longest:.0f} tokens) is not supported; "
             f"set max_position_embeddings to {window:.0f} to read shorter texts, or use a Mistral without a window (v0.2 on)"
         )
-    if not raw.get("use_sliding_window"):
+    if not _flag(raw, "use_sliding_window"):
         return
     layer_types = raw.get("layer_types")
     if layer_types is None:
         has_window = _number(raw, "max_window_layers", 28) < num_layers
-    else:
+    elif isinstance(layer_types, list):
         has_window = "sliding_attention" in layer_types
+    else:
+        raise ValueError(f"layer_types must be a list with a word for each layer, found {layer_types!r}")
     if has_window:
         raise ValueError(
             f"sliding-window attention (window {window:.0f}) is not supported; "
@@ -244,6 +264,9 @@ def _size(raw: dict, key: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         found = f"found {value!r}" if key in raw else "but it is missing"
         raise ValueError(f"{key} must be a positive whole number, {found}")
+    most = _LARGEST_POSITIONS if key == "max_position_embeddings" else _LARGEST.get(key, _LARGEST_OTHER)
+    if value > most:
+        raise ValueError(f"{key} must be at most {most}, found {value}")
     return value
 
 
@@ -251,9 +274,23 @@ def _number(raw: dict, key: str, default: float = 0.0) -> float:
     value = raw.get(key)
     if value is None:
         return default
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise ValueError(f"{key} must be a number, got {value!r}")
     return float(value)
+
+
+def _eps(raw: dict) -> float:
+    eps = _number(raw, "rms_norm_eps", 1e-6)
+    if not 0 < eps < 1:
+        raise ValueError(f"rms_norm_eps must be between 0 and 1, found {eps}")
+    return eps
+
+
+def _flag(raw: dict, key: str) -> bool:
+    value = raw.get(key)
+    if not isinstance(value, bool | None):  # the text "false" would count as true
+        raise ValueError(f"{key} must be true or false, found {value!r}")
+    return bool(value)
 
 
 def config_to_json(config: TransformerConfig, dtype: str) -> dict:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memrl.model.attention_context import PackedContext
-from memrl.model.hf_config import CheckpointError, dtype_named, read_config, read_json, read_raw_config
+from memrl.model.hf_config import CheckpointError, dtype_named, read_config, read_object, read_raw_config
 from memrl.model.saver import EMBEDDING, INDEX, OUTPUT, SINGLE, first_few
 from memrl.model.transformer import Transformer, TransformerConfig, meta_model
 from memrl.model.weights import AGAIN, StoredTensor, WeightReader, list_tensors
@@ -142,10 +142,13 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
-        weight_map = read_json(folder / INDEX).get("weight_map")
+        weight_map = read_object(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{folder / INDEX} has no weight_map; {AGAIN}")
-        files = sorted({folder / str(name) for name in weight_map.values()})
+        for name in weight_map.values():
+            if not isinstance(name, str) or Path(name).name != name:
+                raise CheckpointError(f"{folder / INDEX} names {name!r}, which is not the name of a file in its folder; {AGAIN}")
+        files = sorted({folder / name for name in weight_map.values()})
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise CheckpointError(f"{folder} lacks {first_few(missing)}, which {INDEX} names; {AGAIN}")
@@ -167,9 +170,11 @@ def _locate(folder: Path, model: Transformer) -> dict[str, StoredTensor]:
     stored: dict[str, StoredTensor] = {}
     for file in _weight_files(folder):
         for tensor in list_tensors(file):
-            # Old checkpoints also store the rotary frequencies, which are computed here.
-            if tensor.name not in stored and not tensor.name.endswith("rotary_emb.inv_freq"):
-                stored[tensor.name] = tensor
+            if tensor.name.endswith("rotary_emb.inv_freq"):  # in old checkpoints; computed here
+                continue
+            if tensor.name in stored:
+                raise CheckpointError(f"{stored[tensor.name].file} and {file.name} both hold {tensor.name}; {AGAIN}")
+            stored[tensor.name] = tensor
     missing = expected.keys() - stored.keys()
     if model.config.tie_word_embeddings and len(missing & {EMBEDDING, OUTPUT}) == 1:
         missing -= {EMBEDDING, OUTPUT}

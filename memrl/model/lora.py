@@ -8,18 +8,17 @@ with `.lora_A` and `.lora_B` appended.
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from memrl.model.transformer import Transformer
-from memrl.utils.files import sync_path, write_whole
+from memrl.utils.files import replacing, write_whole
 
 # Gathers parameters that are partitioned over ranks, for the duration of a `with` block.
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager]
@@ -127,10 +126,8 @@ def save_adapter(model: nn.Module, folder: Path | None, gathered: Gather = nullc
     if folder is None:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    target, temporary = folder / "adapter_model.safetensors", folder / ".adapter_model.safetensors.new"
-    save_file(tensors, temporary, metadata={"format": "pt"})
-    sync_path(temporary)
-    os.replace(temporary, target)
+    with replacing(folder / "adapter_model.safetensors") as file:
+        file.write(save(tensors, metadata={"format": "pt"}))
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

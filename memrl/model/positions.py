@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 ROPE_KINDS = ("default", "linear", "yarn", "llama3")
+MAX_THETA = 1e12  # the largest published one is 4.5e10, of a Llama 3 for 4 million tokens
+MAX_FACTOR = 1e4  # the largest published ones are 64 (YaRN) and 512 (LongRoPE)
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,14 @@ class RopeConfig:
     def __post_init__(self):
         if self.kind not in ROPE_KINDS:
             raise ValueError(f"rope type {self.kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
-        if not self.theta > 1:
-            raise ValueError(f"rope theta must be above 1, got {self.theta}")
-        if not self.factor > 0:
-            raise ValueError(f"rope factor must be positive, got {self.factor}")
+        if not 1 < self.theta <= MAX_THETA:
+            raise ValueError(f"rope theta must be above 1 and at most {MAX_THETA:g}, got {self.theta}")
+        if not 0 < self.factor <= MAX_FACTOR:
+            raise ValueError(f"rope factor must be positive and at most {MAX_FACTOR:g}, got {self.factor}")
+        for name in ("beta_fast", "beta_slow", "attention_factor"):
+            value = getattr(self, name)
+            if value is not None and not 1e-3 <= value <= 1e6:  # 32, 1 and about 1.4 in every published model
+                raise ValueError(f"rope {name} must be between 0.001 and 1e6, got {value}")
         if self.kind == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
                 f"rope low_freq_factor ({self.low_freq_factor}) must be positive and below "

@@ -6,6 +6,7 @@ small buffer if its dtype or device differs.
 """
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from torch import Tensor
 from memrl.model.hf_config import CheckpointError
 
 BUFFER_BYTES = 64 * 2**20
+HEADER_BYTES = (
+    16 * 2**20
+)  # the library allows 100 MB, which take seconds and gigabytes to parse; a real one has 100 bytes a tensor
 AGAIN = "download or copy it again"
 _STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -35,16 +39,20 @@ class StoredTensor:
 
 def list_tensors(file: Path) -> list[StoredTensor]:
     """The tensors of a safetensors file, in file order; CheckpointError if the file is not a complete safetensors file."""
+    with file.open("rb") as source:
+        start = source.read(40)
+    if start.startswith(b"version https://git-lfs"):
+        raise CheckpointError(f"{file} is a Git LFS pointer, not weights; run `git lfs pull`")
+    header_bytes = int.from_bytes(start[:8], "little")
+    if header_bytes > HEADER_BYTES:
+        raise CheckpointError(f"{file} is damaged (its header would have {header_bytes} bytes); {AGAIN}")
     try:
         with safe_open(file, framework="pt", device="cpu"):
             pass  # the library checks the header, the offsets and the file's length
     except (SafetensorError, OSError) as error:
-        with file.open("rb") as source:
-            if source.read(40).startswith(b"version https://git-lfs"):
-                raise CheckpointError(f"{file} is a Git LFS pointer, not weights; run `git lfs pull`") from None
         raise CheckpointError(f"{file} is damaged or cut short ({error}); {AGAIN}") from None
     with file.open("rb") as source:
-        header_bytes = int.from_bytes(source.read(8), "little")
+        source.seek(8)
         header = json.loads(source.read(header_bytes))
     header.pop("__metadata__", None)
     found = []
@@ -63,7 +71,7 @@ class WeightReader:
         self._buffer: Tensor | None = None
 
     def read(self, stored: StoredTensor, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """A new tensor, rounded to dtype; CheckpointError for quantised values and a truncated file."""
+        """A new tensor, rounded to dtype; CheckpointError for quantised or not finite values and a truncated file."""
         if stored.dtype not in _STORED:
             raise CheckpointError(
                 f"{stored.file} stores {stored.name} as {stored.dtype}, which is not supported (allowed: "
@@ -83,6 +91,7 @@ class WeightReader:
                     piece = self._staging(target.is_cuda)[: len(part) * file_type.itemsize].view(file_type)
                     _fill(piece, source, stored)
                     part.copy_(piece)
+                _check_finite(part, stored)
                 self.on_bytes(len(part) * file_type.itemsize)
         return target
 
@@ -90,6 +99,16 @@ class WeightReader:
         if self._buffer is None or self._buffer.is_pinned() != pinned:
             self._buffer = torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=pinned)
         return self._buffer
+
+
+def _check_finite(part: Tensor, stored: StoredTensor) -> None:
+    """CheckpointError for NaN and infinity: with one such weight every answer would be wrong, without any error."""
+    if not all(math.isfinite(bound) for bound in part.aminmax()):  # both are NaN if one value is; much faster than isfinite
+        kind = str(part.dtype).removeprefix("torch.")
+        raise CheckpointError(
+            f"{stored.file} holds a weight in {stored.name} that is not a finite {kind} number; the model was damaged, or its "
+            "training diverged: take another checkpoint, or another dtype if the number is only too large for this one"
+        )
 
 
 def _fill(tensor: Tensor, source, stored: StoredTensor) -> None:

@@ -4,8 +4,10 @@ Importing this module is cheap; torch is imported by the first call that needs i
 `memrl.utils.command_line`.
 """
 
+import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -80,6 +82,10 @@ def load_settings(model: str | Path, options: ReaderOptions) -> "tuple[AgentConf
     if not Path(model).is_dir():
         raise ValueError(f"there is no model folder {model}; give a Hugging Face folder (config.json, safetensors)")
     check_options(options)
+    if os.path.lexists(Path(model) / "config.json"):  # before transformers reads it without bounds
+        from memrl.model.hf_config import read_raw_config
+
+        read_raw_config(model)
     agent = load_agent(model, **asdict(options.agent))
     if options.yarn:
         model_window(model, options)
@@ -93,9 +99,31 @@ def model_window(model: str | Path, options: ReaderOptions) -> int:
     return longest_text(read_config(model, options.yarn))
 
 
-def model_settings(options: ReaderOptions) -> dict[str, str | float]:
-    """The options that change the logits; results are compared only if they agree."""
-    return {"dtype": options.dtype, "yarn": options.yarn}
+def check_reading(
+    model: str | Path,
+    options: ReaderOptions,
+    tokenizer: "Tokenizer",
+    agent: "AgentConfig",
+    *,
+    document_tokens: int | None = None,
+    question_tokens: int | None = None,
+) -> None:
+    """Raise ValueError if a turn can be longer than the model's window; lengths as in `memrl.agents.limits.longest_turn`."""
+    from memrl.agents.limits import check_agent, prompt_sizes
+
+    measured = {"document_tokens": document_tokens, "question_tokens": question_tokens}
+    check_agent(model_window(model, options), prompt_sizes(tokenizer, agent.prompts), agent, stretch(model), **measured)
+
+
+def stretch(model: str | Path) -> Callable[[int], str]:
+    """What makes the model's window at least so many tokens, in words; "" if nothing does."""
+    from memrl.model.hf_config import yarn_for
+
+    def words(tokens: int) -> str:
+        factor = yarn_for(model, tokens)
+        return "" if factor is None else f"--yarn {factor:g}"
+
+    return words
 
 
 def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", options: ReaderOptions) -> "LocalLLM":

@@ -82,7 +82,7 @@ def read_curves(run_dir: str | Path, label: str | None = None) -> Curves:
     for name, prefix in (("metrics.jsonl", ""), ("validation.jsonl", VALIDATION)):
         path = folder / name
         for number, record in read_records(path) if path.exists() or not prefix else ():
-            if not isinstance(step := record.get("step"), int):
+            if not isinstance(step := record.get("step"), int) or not 0 <= step < 2**53:
                 raise ValueError(f"{path}, line {number} has no whole number as its step")
             for key, value in record.items():
                 if key != "step" and (value is None or isinstance(value, int | float)):

@@ -12,6 +12,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from memrl.utils.plain_text import printable
+
+LONGEST = 500  # characters of a name or reason in Markdown
+
 
 def render(template: str, **values: Any) -> str:
     """Render a template by its file name. Values are text: they are escaped as the format of the template needs it."""
@@ -35,7 +39,7 @@ def escape_markdown(value: object) -> Markup:
     """Text as one line of Markdown that shows it unchanged: no HTML, no formatting, no end of a table's cell."""
     if isinstance(value, Markup):
         return value
-    text = html.escape(" ".join(str(value).split()), quote=False)
+    text = html.escape(printable(str(value), LONGEST), quote=False)
     # An underscore within a word formats nothing.
     return Markup(re.sub(r"[\\`*~$|\[\]]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text))
 

@@ -17,8 +17,8 @@ from memrl.report.rendering import render
 from memrl.report.report_numbers import Report, Score, has_other_version, make_report
 from memrl.report.report_plots import plot_depths, plot_retention
 from memrl.report.series import Series, sort_lengths
-from memrl.utils.files import write_whole
-from memrl.utils.pictures import length_name
+from memrl.utils.files import check_own_output, write_whole
+from memrl.utils.pictures import MARK, length_name
 
 __all__ = ["make_report", "write_report"]
 
@@ -31,6 +31,11 @@ def write_report(report: Report, out: Path) -> list[str]:
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is not a folder; give another")
     out.mkdir(parents=True, exist_ok=True)
+    for name, mark in (("report.md", b"# Evaluation\n\nScore: "), ("report.json", b'{\n "score": "')):
+        check_own_output(out / name, mark)
+    for path in out.glob("*.png"):  # any of them may be about to be drawn again
+        if re.match(r"accuracy_by_length|retention_|depth_", path.name):
+            check_own_output(path, MARK)
     pictures = _draw(report, out)
     write_whole(out / "report.json", as_json(report))
     write_whole(out / "report.md", markdown(report, pictures))
@@ -44,8 +49,11 @@ def _draw(report: Report, out: Path) -> list[tuple[str, str]]:
         panels.insert(0, Panel(f"average of {len(report.averaged)} RULER tasks", report.average_unit, report.average))
     pictures = [("accuracy_by_length.png", "Accuracy by document length")]
     plot_panels(out / pictures[0][0], panels, [one.label for one in report.series], report.score)
-    for task in report.tasks:
-        safe_name = re.sub(r"[^A-Za-z0-9_.-]", "_", task.name)
+    taken: set[str] = set()
+    for number, task in enumerate(report.tasks):
+        safe_name = re.sub(r"[^A-Za-z0-9_.-]", "_", task.name)[:80]
+        safe_name += f"_{number}" * (safe_name in taken)  # two tasks must not share a picture
+        taken.add(safe_name)
         if task.memory:
             pictures.append((f"retention_{safe_name}.png", f"{task.name}: is the gold answer in the memory?"))
             plot_retention(out / pictures[-1][0], task, report.score)

@@ -12,22 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from memrl.evaluation.results import CONFIG_FILE
+from memrl.evaluation.results import CONFIG_FILE, read_config
+from memrl.evaluation.row_check import check_row
 from memrl.evaluation.tasks import Length
-from memrl.scoring.scores import SCORES
 from memrl.utils.journal import read_records
 
-# What a row must have, and of which type.
-_ANY = ("error", "id", "question", "prompt_tokens", "response_tokens", "seconds", "peak_gib", "chunk_tokens")
-_TYPES = {
-    **dict.fromkeys(("model", "method", "task", "held", "answer"), str),
-    **dict.fromkeys((*SCORES, "chunks", "tokens", "index", "repeat"), (int, float)),
-    **dict.fromkeys(("answers", "depths"), list),
-    **dict.fromkeys(_ANY, object),
-    "length": (int, str),
-}
-_GENERIC = ("model", "best")  # folder names that `memrl train` gives every model; the run's name is put before them
-
+MOST_SERIES = 100  # and tasks; a report of more is no comparison, and its pictures would not end
 Row = dict[str, Any]
 Cell = tuple[str, Length]
 
@@ -113,13 +103,19 @@ def _read_folder(folder: Path) -> list[Series]:
     readings: dict[tuple, Row] = {}
     for path in files:
         for number, record in read_records(path):
-            row = _checked(record, f"{path}, line {number}")
+            try:
+                row = check_row(record)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number} {error}") from None
             key = tuple(row[name] for name in ("model", "method", "task", "length", "index", "repeat"))
             if key not in readings or row["error"] is None or readings[key]["error"] is not None:
                 readings[key] = row
     if not readings:
         raise ValueError(f"{folder} holds no rows yet; wait until `memrl eval` has finished a document")
-    config = _read_config(folder)
+    for name in ("model", "task"):
+        if (count := len({row[name] for row in readings.values()})) > MOST_SERIES:
+            raise ValueError(f"{folder} holds rows of {count} {name}s; a report compares at most {MOST_SERIES}")
+    config = read_config(folder) if (folder / CONFIG_FILE).exists() else {}
     series = {(model, method): _new_series(folder, model, method, config) for model, method, *_ in readings}
     rows = sorted(readings.values(), key=lambda row: (row["index"], row["repeat"]))
     for row in sorted(rows, key=lambda row: cell_order((row["task"], row["length"]))):
@@ -133,24 +129,4 @@ def _new_series(folder: Path, model: str, method: str, config: Mapping[str, Any]
     # The answers do not depend on where the model is.
     shared = {name: value for name, value in config.items() if name not in ("tasks", "methods", "model_path", "endpoint")}
     settings = json.dumps([shared, methods[method]], sort_keys=True) if method in methods else ""
-    path = Path(str(config.get("model_path") or model))
-    if model in _GENERIC and path.name == model and path.parent.name:
-        model = f"{path.parent.name}/{model}"
     return Series("", (folder,), model, method, versions=config.get("tasks", {}), settings=settings)
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_FILE
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    except (TypeError, ValueError):
-        raise ValueError(f"{path} is not a JSON object; run `memrl eval` into another folder") from None
-
-
-def _checked(record: Row, where: str) -> Row:
-    for name, kind in _TYPES.items():
-        if name not in record:
-            raise ValueError(f"{where} has no {name!r}: rows of an earlier format; run `memrl eval` again into another --out")
-        if not isinstance(record[name], kind):
-            raise ValueError(f"{where}: {name} is {json.dumps(record[name])[:60]}; `memrl eval` does not write that")
-    return {name: record[name] for name in _TYPES}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from memrl.kernels.attention import AttentionBackend, SdpaAttention
+from memrl.model.hf_config import longest_text
 from memrl.model.transformer import Transformer, TransformerConfig
 from memrl.sampler.cuda_graphs import DecodeGraphs
 from memrl.sampler.kv_cache import KVCache, StepContext, plan_decode_runs
@@ -84,6 +85,7 @@ class Sampler:
                 f"page_size is {size}; {self.attention.name} attention needs a multiple of {self.attention.page_size_multiple}"
             )
         self.model, self.tokenizer, self.max_rows = model, tokenizer, max_rows
+        self.window = longest_text(model.config)
         num_pages = int(cache_gib * 2**30) // (KVCache.bytes_per_token(model.config, model.dtype) * size)
         if num_pages > MAX_PAGES:
             raise ValueError(f"cache_gib {cache_gib} is {num_pages:,} pages of {size} tokens; the most is {MAX_PAGES:,}")
@@ -109,6 +111,9 @@ class Sampler:
             if self.tokenizer is None:
                 raise ValueError("stop strings need a sampler with a tokenizer; give one, or stop_ids")
             request.stopper = StopStrings(self.tokenizer, request.params.stop)
+        # The commands check their longest turn at the start; here no agent can pass the positions that the model is made for.
+        if (tokens := len(request.prompt_ids) + request.params.max_new_tokens) > self.window:
+            raise ValueError(f"prompt and response can have {tokens} tokens together, but the model's window has {self.window}")
         self.scheduler.submit(request)
 
     def abort(self) -> None:

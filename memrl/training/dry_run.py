@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,24 +67,27 @@ def parse_gpus(text: str) -> list[int]:
 
 
 def longest_tokens(options: AgentOptions, model_folder: str) -> tuple[int, str]:
-    """Tokens of the longest turn within the agent's limits, and how the template's part of them was counted."""
-    from memrl.agents import AgentConfig
-    from memrl.agents.limits import longest_turn
-    from memrl.prompts import load_prompts
+    """Tokens of the longest turn within the agent's limits, and how the template's part of them was counted.
 
-    limits = asdict(options)
-    prompts = load_prompts(limits.pop("prompts"))
+    Raises:
+        ValueError: it is longer than the model's window.
+    """
+    from memrl.agents.limits import PromptSizes, prompt_sizes, turn_tokens
+    from memrl.training.inputs import build_agent, check_window
+
+    agent = build_agent(options)
     if any((Path(model_folder) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         from memrl.tokenizer import load_tokenizer
 
-        return longest_turn(load_tokenizer(model_folder), AgentConfig(prompts, **limits)), "with the folder's tokenizer"
-
-    def estimate(text: str) -> int:
-        return CHAT_TOKENS + len(text + (prompts.system or "")) // CHARACTERS_PER_TOKEN
-
-    update = estimate(prompts.memory) + options.chunk_tokens + options.memory_tokens
-    longest = max(update, estimate(prompts.answer) + options.answer_tokens) + options.question_tokens + options.memory_tokens
-    return longest, f"the prompt's words estimated, since {model_folder} holds no tokenizer"
+        sizes, source = prompt_sizes(load_tokenizer(model_folder), agent.prompts), "with the folder's tokenizer"
+    else:
+        system = agent.prompts.system or ""
+        memory, answer = (
+            CHAT_TOKENS + len(text + system) // CHARACTERS_PER_TOKEN for text in (agent.prompts.memory, agent.prompts.answer)
+        )
+        sizes, source = PromptSizes(memory, answer, 0), f"the prompt's words estimated, since {model_folder} holds no tokenizer"
+    check_window(model_folder, sizes, agent)
+    return turn_tokens(sizes, agent), source
 
 
 def check_sizes(config: TrainConfig, sizes: ModelSizes, longest: int) -> None:

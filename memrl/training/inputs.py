@@ -4,12 +4,15 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from memrl.agents import AgentConfig
-from memrl.agents.memory import check_question
+from memrl.agents.limits import PromptSizes, check_agent
+from memrl.agents.memory import encode_question
 from memrl.config import AgentOptions, DataOptions
 from memrl.data import Samples
 from memrl.data.training_source import FileSource, NeedleSource, Source
+from memrl.model.hf_config import longest_text, read_config, yarn_for
 from memrl.prompts import load_prompts
 from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
@@ -21,11 +24,21 @@ def build_agent(options: AgentOptions) -> AgentConfig:
     return AgentConfig(load_prompts(limits.pop("prompts")), **limits)
 
 
+def check_window(model: str | Path, sizes: PromptSizes, agent: AgentConfig) -> None:
+    """Raise ValueError if a turn can be longer than the window of the model in this folder."""
+
+    def stretch(tokens: int) -> str:
+        factor = yarn_for(model, tokens)
+        return "" if factor is None else f'rope_scaling {{"rope_type": "yarn", "factor": {factor:g}}} in its config.json'
+
+    check_agent(longest_text(read_config(model)), sizes, agent, stretch)
+
+
 def make_source(data: DataOptions, prompts_per_step: int, seed: int) -> Source:
     """The questions to train on: a file's, or generated ones for the miniature."""
     if data.path is None:
         return NeedleSource(data, seed)
-    return FileSource(data.path, prompts_per_step, data.shuffle, seed)
+    return FileSource(data.path, prompts_per_step, data.shuffle, seed, data.allow_files)
 
 
 def check_questions(path: str | None, samples: Sequence[Sample], tokenizer: Tokenizer, agent: AgentConfig) -> None:
@@ -43,7 +56,7 @@ def check_questions(path: str | None, samples: Sequence[Sample], tokenizer: Toke
         questions = ((sample.id, sample.question) for sample in samples)
     for sample_id, question in questions:
         try:
-            check_question(tokenizer.encode(question.strip()), agent)
+            encode_question(tokenizer.encode, question, agent)
         except ValueError as error:
             raise ValueError(f"{path}: sample {sample_id}: {error}") from error
 

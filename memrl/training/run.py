@@ -8,7 +8,7 @@ from pathlib import Path
 from memrl.agents import AgentConfig
 from memrl.config import TrainConfig
 from memrl.engine import distributed
-from memrl.model import load_model
+from memrl.model import load_model, read_config
 from memrl.report.curves import plot_curves
 from memrl.scoring.reward_pool import RewardPool
 from memrl.tokenizer import load_tokenizer
@@ -55,6 +55,8 @@ def _end_with_write_error(error: Exception) -> int:
 def _run(config: TrainConfig, stop: GracefulStop) -> None:
     with user_errors():
         check_tracking(config.log)
+        if config.model.path is not None:
+            read_config(config.model.path)  # a model that cannot be used must not leave a run folder
         agent = build_agent(config.agent)
         # Before the folder is opened: an error in the reward function must not cost a warm start nor fix the folder's settings.
         rewards = RewardPool(config.reward.function, config.reward.workers, config.reward.timeout_s)

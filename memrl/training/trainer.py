@@ -19,7 +19,7 @@ import torch
 
 from memrl.agents import AgentConfig
 from memrl.agents.agent_file import save_agent
-from memrl.agents.limits import longest_turn
+from memrl.agents.limits import longest_turn, prompt_sizes
 from memrl.config import TrainConfig
 from memrl.data.training_source import FileSource
 from memrl.engine import distributed
@@ -39,7 +39,7 @@ from memrl.scoring.reward_pool import RewardPool
 from memrl.tokenizer import Tokenizer
 from memrl.training.checkpoint import RunFolder
 from memrl.training.graceful_stop import GracefulStop
-from memrl.training.inputs import check_questions, make_source
+from memrl.training.inputs import check_questions, check_window, make_source
 from memrl.training.memory_plan import check_fits
 from memrl.training.rollout_log import rollout_records
 from memrl.training.validation import validate_policy, validation_samples
@@ -84,6 +84,7 @@ class Trainer:
         config, device = self.config, distributed.device()
         check_questions(config.validation.path, self.validation_samples, self.tokenizer, self.agent)
         check_questions(config.data.path, training, self.tokenizer, self.agent)
+        check_window(start, prompt_sizes(self.tokenizer, self.agent.prompts), self.agent)
         self._check_longest_turn(config.rl.micro_batch_tokens, "rl.micro_batch_tokens is")
         if device.type == "cuda":
             memory = torch.cuda.get_device_properties(device).total_memory

@@ -27,7 +27,7 @@ def validation_samples(options: ValidationOptions, data: DataOptions, seed: int,
     """
     if options.path is None:
         return [make_sample(data.max_chunks, row_seed(STREAM, seed, i)) for i in range(options.samples)]
-    samples = training if training and options.path == data.path else load_samples(options.path)
+    samples = training if training and options.path == data.path else load_samples(options.path, data.allow_files)
     return list(islice(samples, options.samples))
 
 

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
 
 from memrl.utils.bounds import check_options
+from memrl.utils.plain_text import printable
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -65,6 +66,12 @@ def argument(*names: str, default: Any = MISSING, **how: Any) -> Any:
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def allow_files_flag() -> Any:
+    """The field `allow_files` of options that read a data set; see `memrl.data.rows.TextFiles`."""
+    words = "let `file` in the data set name files anywhere, not only below its folder; only for data sets that you trust"
+    return argument("--allow_files", action="store_true", default=False, help=words)
 
 
 def parse_options(
@@ -152,7 +159,7 @@ def fail(message: str) -> NoReturn:
     Under torchrun only the first rank of each machine prints it.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"error: {message}", file=sys.stderr, flush=True)
+        print(f"error: {printable(message, 4000)}", file=sys.stderr, flush=True)
     sys.exit(2)
 
 

@@ -1,11 +1,19 @@
 """Write files whole or not at all, read and fingerprint them, flush them to the disk."""
 
 import hashlib
+import json
 import os
-from collections.abc import Iterable
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
+from typing import Any, BinaryIO
 
 _BLOCK, _SAMPLES = 2**20, 64
+JSON_BYTES = 16 * 2**20  # the largest published file of this kind, DeepSeek-V3's index of 91,991 tensors, has 9 MB
+JSON_DIGITS = 300  # of a whole number, so that it can become a float; tokenizer_config.json has numbers of 31 digits
 
 
 def write_whole(path: str | Path, text: str) -> None:
@@ -14,16 +22,61 @@ def write_whole(path: str | Path, text: str) -> None:
     A link stays a link; a pipe or /dev/stdout is written to directly. A lone surrogate, which a model can sample but UTF-8 cannot
     encode, is written as an escape.
     """
-    target = Path(path).resolve()
+    target = Path(os.path.realpath(path))
+    content = text.encode("utf-8", errors="backslashreplace")
     if target.exists() and not target.is_file():
-        Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
+        Path(path).write_bytes(content)
         return
-    fresh = target.with_name(f".{target.name}.new")
-    with open(fresh, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, target)
+    with replacing(target) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[BinaryIO]:
+    """A new file for `target`'s content, flushed and renamed to it at the end of the block; a failure leaves no trace.
+
+    Its name is random and must be new, so a link that someone planted is never followed. It has the old file's permissions.
+    """
+    fresh = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.new")
+    file = os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "wb")
+    try:
+        with file:
+            if target.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, target)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def check_output(path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
+    """Raise ValueError if writing `path` would destroy one of `inputs` or a file of a model.
+
+    Args:
+        inputs: files and folders that the command reads, and its other outputs; a file counts under all its names (links).
+    """
+    target = Path(os.path.realpath(path))
+    for source in map(Path, inputs):
+        files = [source, *source.iterdir()] if source.is_dir() else [source]
+        if any(_is_same_file(target, file) for file in files):
+            raise ValueError(f"{path}: is an input or another output of this command; choose another name")
+    if target.is_file() and (target.parent / "config.json").exists() and any(target.parent.glob("*.safetensors")):
+        raise ValueError(f"{path}: is a file in the model folder {target.parent}; choose another name")
+
+
+def check_own_output(path: Path, mark: bytes) -> None:
+    """Raise ValueError if `path` is a file of another kind than this command writes: `mark` is not among its first bytes."""
+    if path.is_file() and path.stat().st_size:
+        with open(path, "rb") as file:
+            if mark not in file.read(4096):
+                raise ValueError(f"{path}: exists and was not written by this command; delete it or choose another name")
+
+
+def _is_same_file(target: Path, other: Path) -> bool:
+    return target == Path(os.path.realpath(other)) or (target.exists() and other.exists() and target.samefile(other))
 
 
 def read_whole(path: str | Path) -> bytes:
@@ -34,6 +87,61 @@ def read_whole(path: str | Path) -> bytes:
         raise ValueError(f"{path}: there is no such file") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_bounded(path: str | Path, limit: int) -> bytes:
+    """The bytes of a regular file with at most `limit` bytes; ValueError naming the path for anything else.
+
+    For files from elsewhere: a pipe would block, and a device could be read without end.
+    """
+    try:
+        with open_regular(path) as file:
+            content = file.read(limit + 1)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    if len(content) > limit:
+        raise ValueError(f"{path} is larger than {limit / 2**20:g} MiB, which is too large for a file of this kind")
+    return content
+
+
+def open_regular(path: str | Path) -> BufferedReader:
+    """Open a regular file for reading; ValueError naming the path for a pipe or a device, OSError as `open`."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError(f"{path} is a pipe or a device; it must be a regular file")
+    return file
+
+
+def read_json(path: str | Path, limit: int = JSON_BYTES) -> Any:
+    """The value in a JSON file from elsewhere; ValueError naming the path if it is not JSON, or absurdly large or deep.
+
+    A key that stands twice is refused: `json` would silently take the last one.
+    """
+    content = read_bounded(path, limit)
+    try:
+        return json.loads(content.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_int=_bounded_int)
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply to be read") from None
+    except ValueError as error:  # undecodable bytes and JSON errors alike
+        raise ValueError(f"{path} is not valid JSON ({error})") from None
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"the key {twice!r} stands twice")
+    return found
+
+
+def _bounded_int(digits: str) -> int:
+    if len(digits) > JSON_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def fingerprint(files: Iterable[str | Path]) -> str:

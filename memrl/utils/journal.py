@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from memrl.utils.files import read_whole
+from memrl.utils.files import read_bounded, replacing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+LONGEST = 2**32  # bytes that are read at once; a year of rollouts has less
 
 
 class Journal:
@@ -41,6 +44,12 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
+
+    def check_own(self, start: bytes) -> None:
+        """Raise ValueError unless the file is empty or begins with `start`: no other kind of file is cut or appended to."""
+        self._file.seek(0)
+        if not start.startswith(self._file.read(len(start))):
+            raise ValueError(f"{self.path}: exists and was not written by this command; delete it or choose another name")
 
     def append(self, record: Mapping[str, Any] | bytes) -> None:
         """Append an object, or a line that ends in a line end, and hand it to the operating system."""
@@ -91,12 +100,8 @@ class Journal:
     def replace(self, lines: Iterable[bytes]) -> None:
         """Replace the whole content; a kill leaves the old or the new one. A lock stays with the old file."""
         target = self.path.resolve()
-        fresh = target.with_name(f".{target.name}.new")
-        with open(fresh, "wb") as file:
+        with replacing(target) as file:
             file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, target)
         self._file.close()
         self._file = open(target, "a+b")
 
@@ -131,7 +136,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
         ValueError: the rest of a sentence that begins with file and line: "is not JSON", for example.
     """
     try:
-        record = json.loads(line)
+        record = json.loads(line, parse_int=_whole_number)
     except UnicodeDecodeError:
         raise ValueError("is not UTF-8 text") from None
     except (ValueError, RecursionError):
@@ -139,6 +144,12 @@ def parse_line(line: bytes) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ValueError("is not a JSON object")
     return record
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > 20:  # 64 bits, such as a seed's; it can become a float
+        raise ValueError
+    return int(digits)
 
 
 def read_records(path: str | Path) -> list[tuple[int, dict]]:
@@ -149,7 +160,7 @@ def read_records(path: str | Path) -> list[tuple[int, dict]]:
     Raises:
         ValueError: no such file, or a damaged line; names file and line.
     """
-    lines = read_whole(path).split(b"\n")
+    lines = read_bounded(path, LONGEST).split(b"\n")
     records = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from memrl.utils.files import replacing
+from memrl.utils.plain_text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +25,8 @@ REFERENCE = "#000000"  # the baseline itself
 SOFT = "#666666"  # axis labels and notes
 SCORE_MAP = "viridis"  # colour map of scores from 0 to 1
 DPI = 130
+LONGEST_NAME = 80  # characters; more do not fit above the panels
+MARK = b"Software\0memrl"  # in the first bytes of our PNG files
 
 _TITLE, _PANEL_TITLE, _LABEL, _TICKS, _NOTE = 12.5, 10.5, 8.5, 8.5, 8.0  # font sizes in points
 
@@ -43,15 +49,16 @@ def make_panels(count: int, columns: int, size: tuple[float, float], **options: 
 
 def save(figure: Figure, path: str | Path) -> None:
     """Write a PNG, whole or not at all; equal figures give equal bytes."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.new")
-    figure.savefig(temporary, format="png", metadata={"Software": None})
-    temporary.replace(path)
+    with replacing(Path(path)) as file, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # of a name in Chinese, for example: shown as a box
+        figure.savefig(file, format="png", metadata={"Software": "memrl"})
 
 
 def literal(text: str) -> str:
-    """`text` as matplotlib shows it unchanged: a dollar sign does not begin a formula."""
-    return text.replace("$", r"\$")
+    """`text` in one line, as matplotlib shows it unchanged: a dollar sign begins no formula, and "_" hides no label."""
+    shown, half = printable(text, 1000), LONGEST_NAME // 2
+    shown = shown if len(shown) <= LONGEST_NAME else f"{shown[:half]}...{shown[3 - half :]}"  # paths differ at their ends
+    return (f" {shown}" if shown.startswith("_") else shown).replace("$", r"\$")
 
 
 def series_style(number: int) -> dict[str, Any]:

@@ -31,12 +31,23 @@ class Source:
         questions: the answerable ones, in the file's order.
         paragraphs: all of the file, those of unanswerable questions included; may hold some of them several times.
         num_unanswerable: number of questions that were left out because the file marks them as unanswerable.
+        num_without_gold: number of questions that were left out because a paragraph that the answer follows from is not among
+            their own, as in HotpotQA's "fullwiki" files.
     """
 
     kind: str
     questions: list[Question]
     paragraphs: list[Paragraph]
     num_unanswerable: int = 0
+    num_without_gold: int = 0
+
+    @property
+    def left_out(self) -> str:
+        """What was left out, in words; "" if nothing."""
+        parts = [f"{self.num_unanswerable} without an answer"] if self.num_unanswerable else []
+        if self.num_without_gold:
+            parts.append(f"{self.num_without_gold} whose gold paragraphs are not all in their context")
+        return f"{' and '.join(parts)} are left out" if parts else ""
 
 
 def read_source(path: str | os.PathLike[str], kind: str | None = None) -> Source:
@@ -57,7 +68,7 @@ def read_source(path: str | os.PathLike[str], kind: str | None = None) -> Source
     source = Source(found, *_READERS[found](items))
     _check_ids(path, source.questions, set())
     if kind and not source.questions:
-        raise ValueError(f"{path}: none of its {source.num_unanswerable} questions has an answer")
+        raise ValueError(f"{path}: holds no question that can be used: {source.left_out}")
     return source
 
 
@@ -90,6 +101,7 @@ def read_sources(paths: Sequence[str | os.PathLike[str]], kind: str) -> Source:
         joined.questions += source.questions
         joined.paragraphs += source.paragraphs
         joined.num_unanswerable += source.num_unanswerable
+        joined.num_without_gold += source.num_without_gold
     return joined
 
 
@@ -116,6 +128,8 @@ def _recognise(first: Item) -> str:
         return "hotpotqa"
     if {"context", "answers"} <= fields:
         return "squad"
+    if {"_id", "question", "context"} <= fields:  # HotpotQA's test file
+        return "hotpotqa"
     if {"title", "text"} <= fields:
         return "paragraphs"
     known = (

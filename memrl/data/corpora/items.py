@@ -5,11 +5,16 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, TextIO
+
+from memrl.data.json_values import MOST_BYTES, bounded_int, check_values
+from memrl.utils.files import open_regular
 
 _BLOCK = 2**20  # characters of a JSON list read at a time
 _ROWS = 256  # rows of a parquet file read at a time
@@ -31,13 +36,13 @@ class Item:
 
     def __post_init__(self) -> None:
         if not isinstance(self.fields, dict):
-            raise ValueError(f"{self.where}: an object is needed, got {repr(self.fields)[:40]}")
+            raise ValueError(f"{self.where}: an object is needed, got {_seen(self.fields)}")
 
     def error(self, problem: str) -> ValueError:
         return ValueError(f"{self.where}: {problem}")
 
     def wrong(self, field: str, allowed: str) -> ValueError:
-        return self.error(f"{field}: {allowed} is needed, got {repr(self.fields.get(field))[:40]}")
+        return self.error(f"{field}: {allowed} is needed, got {_seen(self.fields.get(field))}")
 
     def named(self, name: str) -> "Item":
         return replace(self, where=f"{self.where} ({name})")
@@ -55,6 +60,13 @@ class Item:
             value.encode()
         except UnicodeEncodeError as error:
             raise self.error(f"{field}: character {error.start} is half a surrogate pair, which no text can hold") from None
+        return value
+
+    def list_of(self, field: str) -> list[Any]:
+        """A field that must hold a list, at least one entry long."""
+        value = self.fields.get(field)
+        if not isinstance(value, list) or not value:
+            raise self.wrong(field, "a list, at least one entry long,")
         return value
 
     def objects(self, field: str, name: str, separator: str = ", ") -> list["Item"]:
@@ -91,7 +103,7 @@ def read_items(path: str | os.PathLike[str]) -> Iterator[Item]:
 def _opened(path: str | os.PathLike[str]) -> Iterator[TextIO | None]:
     """The decompressed text of the file, None for parquet. Errors while reading it become ValueErrors."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(Path(path)) as file:
             start = file.peek(4)
             if start.startswith(b"PAR1"):
                 yield None
@@ -108,33 +120,57 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[TextIO | None]:
 
 
 def _listed(path: str | os.PathLike[str], file: TextIO) -> Iterator[Item]:
-    """The items of a JSON list whose bracket has been read, holding the text of some of them at a time.
+    """The items of a JSON list whose bracket has been read."""
+    number = -1
+    for number, (value, _, _) in enumerate(listed_values(path, file)):
+        yield Item(f"{path}: item {number}", value)
+    if number < 0:
+        raise _no_list(path, [])
 
-    Not ijson: it turns half a surrogate pair into "?", and its memory grows with the square of the nesting depth.
+
+def listed_values(path: str | os.PathLike[str], file: TextIO, begin: int = 0) -> Iterator[tuple[Any, int, str]]:
+    """(value, place of its text in bytes, its text) of the items of a JSON list whose bracket has been read.
+
+    The text of some of them is held at a time. Not ijson: it turns half a surrogate pair into "?", and its memory grows with the
+    square of the nesting depth.
+
+    Args:
+        begin: place of the first character to read, in bytes.
     """
-    decode = json.JSONDecoder().raw_decode
+    decode = json.JSONDecoder(parse_int=bounded_int).raw_decode
     text, place, number, mark = file.read(_BLOCK), 0, 0, ","
     while mark == ",":
         try:
-            place = _skip_space(text, place)
-            if number == 0 and text[place] == "]":
-                raise _no_list(path, [])
-            value, end = decode(text, place)
-            end = _skip_space(text, end)
-            mark = text[end]
+            start = _skip_space(text, place)
+            if number == 0 and text[start] == "]":
+                return
+            value, end = decode(text, start)
+            mark = text[following := _skip_space(text, end)]
         except (json.JSONDecodeError, RecursionError, IndexError) as error:
+            text, place = text[place:], 0
             # Twice as much each time, so that even a very large item is decoded only a few times.
-            more = file.read(max(_BLOCK, len(text) - place))
-            if not more:
-                raise ValueError(f"{path}: not JSON: item {number}: {getattr(error, 'msg', 'the list breaks off')}") from None
-            text, place = text[place:] + more, 0
+            more = file.read(max(_BLOCK, len(text)))
+            if not more or len(text) > MOST_BYTES or isinstance(error, RecursionError):
+                problem = f"is longer than {MOST_BYTES >> 20} MiB" if more else getattr(error, "msg", "the list breaks off")
+                problem = "lists and objects in each other, too deep" if isinstance(error, RecursionError) else problem
+                raise ValueError(f"{path}: not JSON: item {number}: {problem}") from None
+            text += more
+            check_values(text)
             continue
-        yield Item(f"{path}: item {number}", value)
-        number, place = number + 1, end + 1
+        except ValueError as error:
+            raise ValueError(f"{path}: item {number}: {error}") from None
+        begin += _num_bytes(text[place:start])
+        yield value, begin, text[start:end]
+        begin += _num_bytes(text[start : following + 1])
+        number, place = number + 1, following + 1
     if mark != "]":
         raise ValueError(f"{path}: not JSON: a comma is needed between items {number - 1} and {number}, got {mark!r}")
-    if (text[place:] + file.read()).strip():
+    if (text[place:] + file.read(_BLOCK)).strip():
         raise ValueError(f"{path}: not JSON: there is more after the end of the list")
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _skip_space(text: str, place: int) -> int:
@@ -145,13 +181,13 @@ def _skip_space(text: str, place: int) -> int:
 
 def _lines_or_articles(path: str | os.PathLike[str], file: TextIO) -> Iterator[Item]:
     """The objects of JSON lines; if the first one holds `data`, the articles in it (SQuAD's layout)."""
-    lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
+    lines = ((number, line) for number, line in enumerate(iter(partial(_read, path, file.readline), ""), start=1) if line.strip())
     number, line = next(lines)
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):  # one object on several lines
-        found = _parse(path, line + file.read())
-        if "data" not in found:
+        found = _parse(path, line)
+    except ValueError:  # one object on several lines
+        found = _parse(path, line + _read(path, file.read))
+        if not isinstance(found, dict) or "data" not in found:
             raise _no_list(path, found) from None
         lines = iter(())
     if "data" in found:
@@ -166,28 +202,38 @@ def _lines_or_articles(path: str | os.PathLike[str], file: TextIO) -> Iterator[I
         yield Item(where, _parse(where, line))
 
 
+def _read(path: str | os.PathLike[str], read: Callable[[int], str]) -> str:
+    text = read(MOST_BYTES + 1)
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"{path}: has an object or a line of more than {MOST_BYTES >> 20} MiB")
+    return text
+
+
 def _parse(where: str | os.PathLike[str], text: str) -> Any:
     try:
-        return json.loads(text)
+        check_values(text)
+        return json.loads(text, parse_int=bounded_int)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: not JSON: {error}") from None
 
 
 def _no_list(path: str | os.PathLike[str], found: Any) -> ValueError:
     needed = "a JSON list with at least one item is needed, as in the official files"
-    return ValueError(f"{path}: {needed}, got {repr(found)[:40]}")
+    return ValueError(f"{path}: {needed}, got {_seen(found)}")
 
 
 def _rows(path: str | os.PathLike[str]) -> Iterator[Item]:
-    import pyarrow
-    from pyarrow import parquet
+    from memrl.data.columns import read_rows
 
     number = -1
-    try:
-        rows = (row for batch in parquet.ParquetFile(path).iter_batches(batch_size=_ROWS) for row in batch.to_pylist())
-        for number, row in enumerate(rows):
-            yield Item(f"{path}: row {number}", row)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise ValueError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+    for number, row in enumerate(read_rows(Path(path))):
+        yield Item(f"{path}: row {number}", row)
     if number < 0:
         raise ValueError(f"{path}: a parquet file with at least one row is needed")
+
+
+def _seen(value: Any) -> str:
+    try:
+        return repr(value)[:40]
+    except RecursionError:
+        return "lists and objects in each other"

@@ -7,6 +7,8 @@ DEPARTS from the MemAgent code: all gold answers count, not only the first, and 
 """
 
 import hashlib
+import os
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -41,6 +43,8 @@ class QuestionFile(RulerTask):
         source = read_source(path, kind)
         self.name, self.paths = name, [path, *files.pool]
         self.questions = source.questions
+        if source.left_out and os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"{path}: {len(source.questions)} questions; {source.left_out}", file=sys.stderr)
         self.documents = LongDocuments(Pool([*source.paragraphs, *read_pool(files.pool)]), tokenizer, files.repeat, titles)
 
     @property

@@ -13,52 +13,49 @@ reads top_k and a repetition penalty from generation_config.json unless it is st
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
-from openai import APIError, APIStatusError, APITimeoutError, AsyncOpenAI, BadRequestError, UnprocessableEntityError
+from openai import AsyncOpenAI, BadRequestError, DefaultAsyncHttpxClient, UnprocessableEntityError
 
+from memrl.endpoint.failures import (
+    CAUGHT,
+    LONGEST_WAIT_S,
+    EndpointDown,
+    EndpointError,
+    backoff,
+    describe,
+    is_temporary,
+    is_unreachable,
+    retry_after,
+)
+from memrl.endpoint.replies import Completion, read_bounded, read_completion, read_model_names
 from memrl.llm import BaseSession
 from memrl.prompts import PromptTemplate
 from memrl.types import Turn
+from memrl.utils.addresses import public_url, read_key, redact, split_url
+from memrl.utils.plain_text import printable
 from memrl.utils.seeds import row_seed
 from memrl.utils.task_pool import TaskPool
 
 if TYPE_CHECKING:
-    from openai.types.chat import ChatCompletion
-
     from memrl.llm import Decoding
     from memrl.tokenizer import TextTokenizer
 
-__all__ = ["EndpointError", "RemoteLLM"]
-
 T = TypeVar("T")
 
-LONGEST_WAIT_S = 300.0  # a request with a longer Retry-After fails at once
-LONGEST_BACKOFF_S = 60.0
-# asyncio's TimeoutError is not the built-in one in Python 3.10; a body that is not JSON raises a ValueError.
-CAUGHT = (APIError, asyncio.TimeoutError, ValueError)
-
-
-class EndpointError(ConnectionError):
-    """A failed request, described in one line; `status` is that of the HTTP answer, None without a readable one."""
-
-    def __init__(self, message: str, status: int | None = None):
-        super().__init__(message)
-        self.status = status
-
-
-class EndpointDown(BaseException):
-    """The server cannot be reached any more, so the run ends: not an Exception, so that no document records it as its error."""
+LIST_S = 10.0  # for the list of models, which needs no computing
+CHECK_S = 30.0  # for the small request at the start
+QUIET_S = 30.0  # without any answer, after which a line says that requests wait
+SAY_EVERY_S = 5.0  # at most one line about retries in this time: many requests fail together
+BUDGET_S = 900.0  # after a first attempt; no other one begins later
+MOST_LOST = 8  # requests given up one after the other, with no answer to any, after which the run ends
+LONGEST_TOKEN = 256  # characters; the longest tokens of published vocabularies are 128 blanks
 
 
 class RemoteLLM:
@@ -81,20 +78,24 @@ class RemoteLLM:
 
         Args:
             base_url: the part before /chat/completions. Without a path, /v1 is added; a query (?api-version=...) is sent with
-                every request.
+                every request. Messages show neither a query nor a password in it.
             model: its name on the server.
             tokenizer: of the served model; with another one, chunks and caps count that one's tokens.
             system: system message; None sends none.
             concurrency: agents to run at a time, each with one request in flight.
             timeout: seconds for one request, from sending it to the last byte of the answer.
-            tries: attempts per answer while the server is unreachable, busy or broken.
+            tries: attempts per answer while the server is unreachable, busy or broken; none begins later than 15 minutes after
+                the first.
             first_wait: approximate seconds before the second attempt; every further wait is twice as long, up to a minute.
         """
         numbers = {"concurrency": concurrency, "timeout": timeout, "tries": tries, "first_wait": first_wait}
         for name, value in numbers.items():
             if not value > 0:
                 raise ValueError(f"{name} is {value}; it must be positive")
-        self.url, self._query = split_url(base_url)
+        self._base_url, self._query = split_url(base_url)
+        self._key = read_key()
+        self.redact = partial(redact, url=base_url)
+        self.url = public_url(self._base_url)
         self.model, self.decoding, self.system = model, decoding, system
         self.timeout, self.tries, self.first_wait = timeout, tries, first_wait
         self.about = [f"{model} at {self.url}, {concurrency} requests at a time"]
@@ -106,7 +107,8 @@ class RemoteLLM:
         # has another name) or, for the seed, with the loss of reproducibility.
         self._optional = ["seed", "max_tokens", *(name for name in ("temperature", "top_p") if getattr(decoding, name) == 1.0)]
         self._omitted: frozenset[str] = frozenset()
-        self._answered = 0
+        self._answered = self._lost_in_a_row = 0
+        self._said_at = -SAY_EVERY_S
 
     def session(self, *identity: int, on_turn: Callable[[Turn], None] | None = None) -> RemoteSession:
         """A session for one trajectory. The seeds that are sent depend on `identity` alone, as in `LocalLLM`."""
@@ -121,7 +123,10 @@ class RemoteLLM:
         async with self._open_client() as self._client:
             try:
                 while tasks.start():
-                    await asyncio.wait(tasks.running, return_when=asyncio.FIRST_COMPLETED)
+                    answered = self._answered
+                    finished, _ = await asyncio.wait(tasks.running, timeout=QUIET_S, return_when=asyncio.FIRST_COMPLETED)
+                    if not finished and self._answered == answered:
+                        self._say(f"no answer for {QUIET_S:g} s; a request waits up to {self.timeout:g} s")
                     tasks.collect()
                 return tasks.results()
             except EndpointDown as down:
@@ -135,101 +140,124 @@ class RemoteLLM:
 
     async def _check(self) -> None:
         names: list[str] = []
+        wait = min(self.timeout, CHECK_S)
         async with self._open_client() as self._client:
             try:
                 names = await self._model_names()
                 if self.model not in names:  # a server may accept names that it does not list, so try a small request
-                    await self._retry(lambda: self._create("Hi", 16, 0), 0, 1)
+                    await self._retry(lambda: self._create("Hi", 16, 0, wait), 0, 1, wait)
             except EndpointError as error:
                 if error.status is None:
                     advice = "; start the server, or correct its address"
                 elif error.status in (401, 403):
                     advice = "; set the environment variable OPENAI_API_KEY to a key that the server accepts"
                 else:
-                    known = f"it serves {', '.join(names[:8])}" if names else "correct the address or the model's name"
+                    known = (
+                        f"it serves {printable(self.redact(', '.join(names[:8])), 300)}"
+                        if names
+                        else "correct the address or the model's name"
+                    )
                     advice = f" (model {self.model!r}); {known}"
-                raise ValueError(f"{error}{advice}") from error
+                raise ValueError(f"{error}{advice}") from None
 
     async def _model_names(self) -> list[str]:
         """Names of the models that the server lists; empty if it does not list them."""
+        send, wait = self._client.models.with_raw_response.list, min(self.timeout, LIST_S)
         try:
-            page = await self._retry(self._client.models.list, 0, 1)
+            reply = await self._retry(lambda: asyncio.wait_for(send(), wait), 0, 1, wait)
         except EndpointError as error:
             if error.status in (None, 401, 403):
                 raise
             return []
-        listed = getattr(page, "data", None)
-        return [model.id for model in listed] if isinstance(listed, list) else []
+        return read_model_names(self._text(reply.content))
 
     def _open_client(self) -> AsyncOpenAI:
         """A client; its connections belong to the running event loop, so each run has its own."""
-        key = os.environ.get("OPENAI_API_KEY") or "none"
+        headers = {"accept-encoding": "identity"}  # a few compressed bytes can become gigabytes
+        if "/openai/deployments/" in self.url:
+            headers["api-key"] = self._key  # Azure's header
         return AsyncOpenAI(
-            base_url=self.url,
-            api_key=key,
+            base_url=self._base_url,
+            api_key=self._key,
             timeout=self.timeout,
             max_retries=0,  # the client's own retries wait 8 s at most and ignore a Retry-After above a minute
             default_query=self._query,
-            default_headers={"api-key": key} if "/openai/deployments/" in self.url else None,  # Azure's header
+            default_headers=headers,
+            http_client=DefaultAsyncHttpxClient(follow_redirects=False, event_hooks={"response": [read_bounded]}),
         )
 
     async def complete(self, text: str, max_new_tokens: int, seed: int) -> tuple[str, str]:
         """The answer to one user message, and its finish reason: "stop" or "length"."""
-        completion = await self._retry(lambda: self._create(text, max_new_tokens, seed), seed, self.tries)
-        choice = completion.choices[0]
-        content = getattr(choice.message, "content", None)
-        answer = content if isinstance(content, str) else ""  # no content, or only reasoning, which is not the answer
-        for name in ("prompt_tokens", "completion_tokens"):
-            self.usage[name] += getattr(completion.usage, name, None) or 0
-        # JSON can hold half a surrogate pair, which no tokenizer accepts.
-        return answer.encode("utf-8", "replace").decode(), "length" if choice.finish_reason == "length" else "stop"
+        completion = await self._retry(
+            lambda: self._create(text, max_new_tokens, seed, self.timeout), seed, self.tries, self.timeout
+        )
+        self.usage.update(prompt_tokens=completion.prompt_tokens, completion_tokens=completion.completion_tokens)
+        answer, longest = self.redact(completion.text), LONGEST_TOKEN * max_new_tokens
+        # Text that cannot have so few tokens: the server ignores the cap, and the rest would take memory in every later step.
+        return answer[:longest], "length" if len(answer) > longest else completion.finish_reason
 
-    async def _retry(self, send: Callable[[], Awaitable[T]], seed: int, tries: int) -> T:
-        """Call `send` until it succeeds, at most `tries` times, waiting after each temporary failure.
+    async def _retry(self, send: Callable[[], Awaitable[T]], seed: int, tries: int, timeout: float) -> T:
+        """Call `send` until it succeeds, at most `tries` times, waiting after each temporary failure, and saying so.
 
         Raises:
             EndpointError: the server refuses the request, or did not answer it in `tries` attempts.
-            EndpointDown: no attempt reached the server, and no other request was answered in the meantime.
+            EndpointDown: no attempt reached the server, and no other request was answered in the meantime; or this is one of
+                many requests in a row without an answer.
         """
-        attempt, answered = 0, self._answered
+        attempt, answered, began = 0, self._answered, time.monotonic()
         while True:
             try:
                 result = await send()
                 self._answered += 1
+                self._lost_in_a_row = 0
                 return result
             except CAUGHT as error:
-                status = getattr(error, "status_code", None)
-                is_temporary = status is None or status in (408, 409, 429) or status >= 500
-                wait = max(backoff(attempt, self.first_wait, row_seed(seed, attempt)), retry_after(error))
-                if is_temporary and attempt + 1 < tries and wait <= LONGEST_WAIT_S:
-                    await asyncio.sleep(wait)
+                reason = printable(self.redact(describe(error, timeout)), 300)
+                asked = retry_after(error)
+                wait = max(backoff(attempt, self.first_wait, row_seed(seed, attempt)), asked)
+                temporary = is_temporary(error)
+                in_time = wait <= LONGEST_WAIT_S and time.monotonic() + wait - began <= BUDGET_S
+                if temporary and attempt + 1 < tries and in_time:
                     attempt += 1
+                    self._say(f"{reason}; next try in {wait:.0f} s (try {attempt + 1} of {tries})")
+                    await asyncio.sleep(wait)
                     continue
-                attempts = f" (try {attempt + 1} of {tries})" if attempt else ""
-                message = f"{self.url}: {_describe(error, self.timeout)}{attempts}"
-                # By name: which HTTP library these classes belong to depends on the release of openai.
-                is_unreachable = type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout")
-                if is_unreachable and tries > 1 and self._answered == answered:
+                if temporary and asked > LONGEST_WAIT_S:
+                    reason += f"; it asks to wait {asked:.0f} s, and {LONGEST_WAIT_S:.0f} are the most"
+                message = f"{self.url}: {reason}{f' (try {attempt + 1} of {tries})' if attempt else ''}"
+                self._lost_in_a_row += temporary
+                if tries > 1 and self._answered == answered and is_unreachable(error):
                     raise EndpointDown(f"{message}; the server is down, so the run ends here") from None
-                raise EndpointError(message, status) from error
+                if tries > 1 and self._lost_in_a_row >= MOST_LOST:
+                    lost = f"{self._lost_in_a_row} requests in a row were given up"
+                    raise EndpointDown(f"{message}; {lost}, so the run ends here") from None
+                raise EndpointError(message, getattr(error, "status_code", None)) from None
 
-    async def _create(self, text: str, max_new_tokens: int, seed: int) -> ChatCompletion:
+    def _say(self, text: str) -> None:
+        if time.monotonic() - self._said_at >= SAY_EVERY_S:
+            self._said_at = time.monotonic()
+            print(f"{self.url}: {text}", file=sys.stderr, flush=True)
+
+    def _text(self, body: bytes) -> str:
+        return self.redact(body.decode("utf-8-sig", "replace"))
+
+    async def _create(self, text: str, max_new_tokens: int, seed: int, timeout: float) -> Completion:
         """One request, repeated without an optional parameter that the server refuses."""
         omitted = self._omitted
         while True:
-            request = self._client.chat.completions.create(**self._body(text, max_new_tokens, seed, omitted))
+            body = self._body(text, max_new_tokens, seed, omitted)
+            request = self._client.chat.completions.with_raw_response.create(**body)
             try:
                 # The client's own limit applies to each pause; a server that sends byte by byte never reaches it.
-                completion = await asyncio.wait_for(request, self.timeout)
+                reply = await asyncio.wait_for(request, timeout)
             except (BadRequestError, UnprocessableEntityError) as error:
-                named = [error.param, *re.findall(r"[A-Za-z_]+", str(error))]
+                named = [error.param, *re.findall(r"[A-Za-z_]+", str(error)[:2000])]
                 refused = [name for name in self._optional if name in named and name not in omitted]
                 if not refused:
                     raise
                 omitted |= {refused[0]}
                 continue
-            if not getattr(completion, "choices", None):  # a gateway's page, or an error with a success status
-                raise ValueError(f"the answer is not a completion: {' '.join(str(completion).split())[:120]!r}")
+            completion = read_completion(self._text(reply.content))
             if "seed" in omitted - self._omitted:
                 print(f"{self.url} accepts no seed, so results are not reproducible", file=sys.stderr)
             self._omitted |= omitted  # only after a success: an error may name a parameter by chance
@@ -274,62 +302,3 @@ class _UserMessage:
 
     def render_chat(self, content: str, system: str | None = None) -> str:
         return content
-
-
-def split_url(url: str) -> tuple[str, dict[str, str]]:
-    """The part of an address before /chat/completions (/v1 if it has no path), and its query; ValueError if it is no address."""
-    parts = urlsplit(url.strip())
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ValueError(f"endpoint {url!r} is not an address; give one like http://localhost:8000/v1")
-    path = parts.path.rstrip("/").removesuffix("/chat/completions")
-    return urlunsplit((parts.scheme, parts.netloc, path or "/v1", "", "")), dict(parse_qsl(parts.query))
-
-
-def backoff(attempt: int, first_wait: float, seed: int) -> float:
-    """Seconds to wait after attempt number `attempt` (from 0): w (1 + u) / 2, w = min(first_wait 2^attempt, 60), u in [0, 1).
-
-    u comes from the 63-bit `seed`, so that requests that failed together are not repeated together.
-    """
-    return min(first_wait * 2 ** min(attempt, 64), LONGEST_BACKOFF_S) * (1 + seed / 2**63) / 2
-
-
-def retry_after(error: Exception) -> float:
-    """Seconds in the Retry-After header, given as a number or a date (RFC 9110, 10.2.3); 0 without one."""
-    value = error.response.headers.get("retry-after", "") if isinstance(error, APIStatusError) else ""
-    if re.fullmatch(r"\s*\d{1,9}(\.\d+)?\s*", value, re.ASCII):
-        return float(value)
-    try:
-        date = parsedate_to_datetime(value)
-    except ValueError:
-        return 0.0
-    return max(0.0, (date.replace(tzinfo=date.tzinfo or timezone.utc) - datetime.now(timezone.utc)).total_seconds())
-
-
-def _describe(error: Exception, timeout: float) -> str:
-    """The reason of a failure in one line: the server's own message if there is one."""
-    if isinstance(error, APIStatusError):
-        message = error.body.get("message") if isinstance(error.body, dict) else error.body
-        if not isinstance(message, str) or not message.strip():
-            message = error.response.text or str(error)
-        return f"HTTP {error.status_code}: {_one_line(message)}"
-    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
-        return "the answer is not JSON"
-    if isinstance(error, (asyncio.TimeoutError, APITimeoutError)):
-        return f"no answer within {timeout:g} s"
-    return _one_line(_root_message(error)) or type(error).__name__
-
-
-def _root_message(error: BaseException) -> str:
-    """The operating system's message (connection refused, name not known) from a chain of errors; else the first cause's."""
-    chain = [error]
-    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
-        chain.append(cause)
-    for link in reversed(chain):
-        if isinstance(link, OSError) and link.strerror:  # asyncio replaces the message; an unknown name has a negative number
-            return os.strerror(link.errno) if link.errno and link.errno > 0 else link.strerror
-    return str(chain[min(1, len(chain) - 1)])
-
-
-def _one_line(text: str, limit: int = 300) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= limit else f"{line[: limit - 3]}..."

@@ -1,0 +1,7 @@
+"""The `LLM` interface on an OpenAI-compatible server: `remote_llm` sends requests, `replies` reads what comes back within bounds,
+`failures` decides what is tried again and says why."""
+
+from memrl.endpoint.failures import EndpointError
+from memrl.endpoint.remote_llm import RemoteLLM
+
+__all__ = ["EndpointError", "RemoteLLM"]
