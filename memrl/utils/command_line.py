@@ -25,10 +25,12 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
 
 from memrl.utils.bounds import check_options
+from memrl.utils.plain_text import printable
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 PACKAGED_CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+LONGEST_MESSAGE = 2000  # characters
 # Types in words, by the names that jsonargparse gives them in its messages.
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "list": "a list such as [1,2]"}
 
@@ -152,7 +154,7 @@ def fail(message: str) -> NoReturn:
     Under torchrun only the first rank of each machine prints it.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"error: {message}", file=sys.stderr, flush=True)
+        print(f"error: {printable(message, LONGEST_MESSAGE)}", file=sys.stderr, flush=True)
     sys.exit(2)
 
 
