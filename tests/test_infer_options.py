@@ -70,7 +70,8 @@ def run(paths, monkeypatch, capsys, tmp_path):
 
         def read(llm, samples, agent, on_progress, *, seed):
             seen.llm, seen.sampler, seen.samples, seen.agent, seen.seed = llm, llm.sampler, samples, agent, seed
-            seen.threads, seen.weights = torch.get_num_threads(), sum(float(p.detach().sum()) for p in llm.sampler.model.parameters())
+            seen.threads = torch.get_num_threads()
+            seen.weights = sum(float(p.detach().sum()) for p in llm.sampler.model.parameters())
             readings = read_documents(llm, samples, agent, on_progress, seed=seed)
             seen.chunks, seen.longest = readings[0].chunks_read, max(step.tokens for step in readings[0].steps)
             return readings
