@@ -3,6 +3,7 @@
 import sys
 
 from memrl.commands.train import main
+from memrl.utils.process import run_command
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], "train.py"))
+    sys.exit(run_command(main, sys.argv[1:], "train.py"))

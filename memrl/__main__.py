@@ -1,10 +1,15 @@
-"""The command `memrl`, also `python -m memrl`."""
+"""The command `memrl`, also `python -m memrl`.
+
+Exit codes: 0; 1 if the work failed, or standard output cannot be written (a closed pipe, a full disk); 2 for mistakes in what was
+given; 130, 143 and 129 after Ctrl-C, SIGTERM and SIGHUP.
+"""
 
 import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
 
 from memrl.utils.command_line import fail
+from memrl.utils.process import run_command
 
 # For each name a function (arguments, prog) -> exit code in memrl.commands, or the commands below it; and its help.
 DATA = {
@@ -34,7 +39,8 @@ Commands = Mapping[str, tuple["str | Commands", str]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
-    return dispatch("memrl", "Language models that read long documents with a fixed-size memory.", COMMANDS, arguments)
+    description = "Language models that read long documents with a fixed-size memory."
+    return run_command(dispatch, "memrl", description, COMMANDS, arguments)
 
 
 def dispatch(prog: str, description: str, commands: Commands, arguments: Sequence[str]) -> int:

@@ -215,6 +215,16 @@ def test_an_echoed_key_is_in_no_message_and_in_no_answer(monkeypatch, echo, caps
         assert not re.search(r"sk-corr|attery", shown) and shown
 
 
+def test_a_key_is_found_before_text_is_cut_and_after_it_is_parsed(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with FakeEndpoint(lambda body: Reply(raw="x" * 110 + KEY)) as server, pytest.raises(EndpointError) as caught:
+        ask(remote(server, tries=1))
+    assert "sk-" not in str(caught.value)
+    escaped = json.dumps({"choices": [{"message": {"content": KEY}}]}).replace("sk-", r"\u0073k-")
+    with FakeEndpoint(lambda body: Reply(raw=escaped)) as server:
+        assert ask(remote(server), max_new_tokens=100).text == HIDDEN
+
+
 def test_an_address_shows_neither_its_password_nor_its_query(monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with FakeEndpoint(

@@ -250,7 +250,8 @@ def test_chat_template_that_cannot_be_used_is_one_line(text_file, tmp_path, infe
         assert "chat template" in errors[0] and named in errors[0]
 
 
-def test_ctrl_c_writes_what_is_finished(folder, tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_print_what_is_finished_and_keep_the_rest(folder, tmp_path, number, code):
     (tmp_path / "short.txt").write_text("red blue")
     (tmp_path / "long.txt").write_text("red blue green grey " * 40_000)
     out, page = tmp_path / "answers.json", tmp_path / "trace.html"
@@ -266,13 +267,15 @@ def test_ctrl_c_writes_what_is_finished(folder, tmp_path):
     deadline, lines = time.monotonic() + 60, []
     while time.monotonic() < deadline and not any("answers 1/2" in line for line in lines):
         lines.append(process.stderr.readline())
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     printed, rest = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert printed == "" and "Traceback" not in rest
+    assert process.returncode == code
+    assert printed.startswith(f"file: {tmp_path / 'short.txt'}") and "long.txt" not in printed and "Traceback" not in rest
     assert rest.splitlines()[-1] == f"interrupted: 1 of 2 answers, saved in {out}"
-    assert [answer["file"] for answer in json.loads(out.read_text())] == [str(tmp_path / "short.txt")]
-    assert page.exists()
+    cut, done = json.loads(out.read_text())
+    assert (Path(cut["file"]).name, Path(done["file"]).name) == ("long.txt", "short.txt") and "error" not in done
+    assert re.fullmatch(r"interrupted after \d+ of 20000 chunks", cut["error"]) and "memory" in cut
+    assert "interrupted after" in page.read_text() and "Chunk 1 of 1" in page.read_text()
 
 
 # --- the library below -----------------------------------------------------------------------------------------------------

@@ -57,6 +57,26 @@ def test_the_first_of_very_many_units_tells_nothing_about_the_time_left():
     assert progress.seconds_left == pytest.approx(14 * 999)
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 8])
+def test_units_that_end_together_do_not_stretch_the_time_left(at_once):
+    """Eight rounds of `at_once` units, each seven seconds long, whose units end together."""
+    clock = Clock()
+    progress = Progress("read", 8 * at_once, "chunks", at_once=at_once, stream=io.StringIO(), clock=clock)
+    for done in range(8):
+        clock.now += 7
+        for unit in range(1, at_once + 1):
+            progress.advance()
+            if done == 0 and unit < at_once:
+                assert progress.seconds_left is None
+            else:
+                assert progress.seconds_left == pytest.approx(7 * (8 - done - unit / at_once))
+        clock.now += 3  # a part of the next round has passed
+        assert progress.seconds_left == pytest.approx(max(0, 7 * (7 - done) - 3))
+        clock.now -= 3
+    clock.now += 100
+    assert progress.seconds_left == 0
+
+
 def test_end_line_is_not_printed_twice():
     clock, stream = Clock(), io.StringIO()
     with Progress("read", 2, stream=stream, clock=clock) as progress:

@@ -6,11 +6,10 @@
 Every question is answered for every file; all are read together.
 """
 
-import io
 import json
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,20 +17,24 @@ from typing import TYPE_CHECKING, Any
 from memrl.agents.limits import check_turn, longest_turn
 from memrl.agents.memory import check_question, encode_document
 from memrl.reading.open_model import ReaderOptions, check_reading, load_settings, open_llm
-from memrl.reading.reader import Reading, chunk_pace, read_documents
+from memrl.reading.reader import Reading, chunk_pace, read_documents, reason_of
 from memrl.reading.text_files import read_text
 from memrl.scoring.verify import last_boxed
 from memrl.types import Sample
 from memrl.utils.bounds import bounded
 from memrl.utils.command_line import argument, check_out, parse_options, user_errors
 from memrl.utils.devices import peak_memory
-from memrl.utils.files import write_whole
+from memrl.utils.files import check_output, write_whole
+from memrl.utils.plain_text import printable
+from memrl.utils.process import StopSignals
 from memrl.utils.progress import Progress, format_seconds
 
 if TYPE_CHECKING:
+    from memrl.agents import AgentConfig
     from memrl.llm import LocalLLM
 
 UNKNOWN_SHARE = 0.2
+LONGEST_LINE = 2000  # characters of a file's name or a question
 
 
 @dataclass(kw_only=True)
@@ -53,59 +56,91 @@ class InferOptions:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "memrl infer") -> int:
-    """The exit code: 0, 1 if a document could not be read to its end, 130 after Ctrl-C, 2 for mistakes."""
+    """The exit code: 0; 1 if a document could not be read to its end; 2 for mistakes; 130 after Ctrl-C, 143 after SIGTERM."""
     options, reader = parse_options(
         (InferOptions, ReaderOptions),
         arguments,
         prog=prog,
         usage='FILE [FILE ...] -q "question" [-q ...] --model DIR [--json OUT] [--trace OUT] [...]',
         description="Read files of any length chunk by chunk and answer questions from the memory kept meanwhile. "
-        "Every question is answered for every file; all are read together.",
+        "Every question is answered for every file; all are read together. After Ctrl-C or SIGTERM the finished answers are "
+        "printed, and --json and --trace have the memory of the others too.",
     )
-    samples: list[Sample] = []
     readings: dict[str, Reading] = {}
-    try:
-        with user_errors():
-            samples = make_samples(options.files, options.question)
-            for path in filter(None, (options.json, options.trace)):
-                check_out(path)
-            agent, tokenizer = load_settings(options.model, reader)
-            longest_question = max(len(check_question(tokenizer.encode(sample.question), agent)) for sample in samples)
-            llm = open_llm(options.model, tokenizer, agent, reader)
-            sizes, warnings = measure(samples, llm)
-            measured = {"document_tokens": max(sizes), "question_tokens": longest_question}
-            check_reading(options.model, reader, tokenizer, agent, **measured)
-            check_turn(llm.sampler, longest_turn(tokenizer, agent, **measured))
-        print(*llm.about, *warnings, sep="\n", file=sys.stderr)
-        total = sum(-(-size // agent.chunk_tokens) for size in sizes)
-        began = time.monotonic()
-        with Progress("read", total, "chunks") as progress:
+    written, stopped, began = True, 0, time.monotonic()
+    with StopSignals() as stop:
+        try:
+            with user_errors():
+                samples = make_samples(options.files, options.question)
+                check_outputs(options, reader)
+                llm, agent, sizes = open_model(options.model, reader, samples)
+            total = sum(-(-size // agent.chunk_tokens) for size in sizes)
+            began = time.monotonic()
+            with Progress("read", total, "chunks", at_once=min(len(samples), llm.concurrency)) as progress:
 
-            def on_progress(reading: Reading) -> None:
-                readings[reading.sample.id] = reading
-                show_progress(progress, readings.values(), len(samples), reading)
+                def on_progress(reading: Reading) -> None:
+                    readings[reading.sample.id] = reading
+                    show_progress(progress, readings.values(), len(samples), reading)
 
-            read_documents(llm, samples, agent, on_progress, seed=options.seed)
-    except KeyboardInterrupt:
-        done = sum(reading.done for reading in readings.values())
-        saved = f", saved in {options.json}" if options.json and done else ""
-        print(f"interrupted: {done} of {len(options.files) * len(options.question)} answers{saved}", file=sys.stderr)
-        return 130
-    finally:  # also after Ctrl-C or a crash
-        answered = [readings[sample.id] for sample in samples if sample.id in readings and readings[sample.id].done]
-        written = not readings or write_outputs(answered, answered or list(readings.values()), options)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # print ? for letters that the terminal lacks
-    for reading in answered:
+                read_documents(llm, samples, agent, on_progress, seed=options.seed)
+        except KeyboardInterrupt:
+            stop.end_at_next()
+            stopped = 128 + stop.number
+        finally:  # also after a crash
+            ordered = sorted(readings.values(), key=order_of(options))
+            finished = [reading for reading in ordered if reading.done]
+            for reading in ordered:
+                if not reading.done:
+                    reading.error = f"interrupted after {reading.chunks_read} of {reading.num_chunks} chunks"
+            written = not readings or write_outputs(ordered, options)
+    for reading in finished:
         print_answer(reading, options.show_memory, len(options.files) > 1)
-    print_summary(answered, time.monotonic() - began)
-    return int(not written or any(reading.error is not None for reading in answered))
+    if not stopped:
+        print_summary(finished, time.monotonic() - began)
+        return int(not written or any(reading.error is not None for reading in finished))
+    saved = f", saved in {options.json}" if options.json and readings and written else ""
+    print(f"interrupted: {len(finished)} of {len(options.files) * len(options.question)} answers{saved}", file=sys.stderr)
+    return stopped
+
+
+def order_of(options: InferOptions) -> Callable[[Reading], tuple[int, int]]:
+    """The key that sorts readings as the command line names files and questions."""
+    questions = [question.strip() for question in options.question]
+    return lambda one: (options.files.index(one.sample.metadata["file"]), questions.index(one.sample.question))
+
+
+def open_model(model: str, reader: ReaderOptions, samples: list[Sample]) -> "tuple[LocalLLM, AgentConfig, list[int]]":
+    """The model, how it reads, and the documents' tokens; ValueError if it cannot read them, before the first chunk."""
+    agent, tokenizer = load_settings(model, reader)
+    longest_question = max(len(check_question(tokenizer.encode(sample.question), agent)) for sample in samples)
+    llm = open_llm(model, tokenizer, agent, reader)
+    sizes, warnings = measure(samples, llm)
+    measured = {"document_tokens": max(sizes), "question_tokens": longest_question}
+    check_reading(model, reader, tokenizer, agent, **measured)
+    check_turn(llm.sampler, longest_turn(tokenizer, agent, **measured))
+    print(*llm.about, *warnings, sep="\n", file=sys.stderr)
+    return llm, agent, sizes
+
+
+def check_outputs(options: InferOptions, reader: ReaderOptions) -> None:
+    """Raise ValueError if --json or --trace cannot be written, or would overwrite what is read, each other or standard output."""
+    prompts = [reader.agent.prompts] if reader.agent.prompts and Path(reader.agent.prompts).is_file() else []
+    taken = [*map(Path, [*options.files, options.model, *prompts])]
+    taken += [stream for stream in map(Path, ("/dev/stdout", "/dev/stderr")) if stream.is_file()]  # redirected into a file
+    for path in filter(None, (options.json, options.trace)):
+        check_out(path)
+        check_output(path, taken)
+        if path.is_file() or not path.exists():  # a pipe or a terminal takes both
+            taken.append(path)
 
 
 def make_samples(files: list[str], questions: list[str]) -> list[Sample]:
     """A sample for every file and question; ValueError for one that cannot be used."""
-    if not all(question.strip() for question in questions):
-        raise ValueError("the question is empty")
+    for question in questions:
+        if not question.strip():
+            raise ValueError("the question is empty")
+        if not question.isascii() and not is_utf8(question):
+            raise ValueError(f"the question {printable(question)!r} is not UTF-8 text; type it in a UTF-8 terminal")
     texts = {file: read_text(file) for file in files}
     return [
         Sample(f"{file}: {question}", question.strip(), text, metadata={"file": file})
@@ -114,16 +149,26 @@ def make_samples(files: list[str], questions: list[str]) -> list[Sample]:
     ]
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a word of the command line was UTF-8: Python stands other bytes as halves of surrogate pairs."""
+    return text.encode("utf-8", "ignore").decode() == text
+
+
 def measure(samples: list[Sample], llm: "LocalLLM") -> tuple[list[int], list[str]]:
     """Document tokens of every sample, and warnings about files whose words are not in the vocabulary."""
     sizes, warnings = [], {}
     unknown_id = llm.tokenizer.hf.unk_token_id
     for sample in samples:
-        ids, file = encode_document(llm.encode, sample), sample.metadata["file"]
+        file = sample.metadata["file"]
+        try:
+            ids = encode_document(llm.encode, sample)
+        except BaseException as error:
+            reason_of(error)  # raises Ctrl-C again; else this reading alone fails, and says so
+            ids = []
         sizes.append(len(ids))
         if unknown_id is not None and ids and (share := ids.count(unknown_id) / len(ids)) > UNKNOWN_SHARE:
             advice = "expect no sensible answer; use a model with a general tokenizer"
-            warnings[file] = f"warning: {file}: this model's vocabulary lacks {share:.0%} of the text; {advice}"
+            warnings[file] = f"warning: {printable(file)}: this model's vocabulary lacks {share:.0%} of the text; {advice}"
     return sizes, list(warnings.values())
 
 
@@ -134,15 +179,15 @@ def show_progress(progress: Progress, readings: Collection[Reading], num_answers
     progress.set(sum(reading.chunks_read for reading in readings), **fields)
 
 
-def write_outputs(answered: list[Reading], traced: list[Reading], options: InferOptions) -> bool:
+def write_outputs(readings: list[Reading], options: InferOptions) -> bool:
     """Write the files of --json and --trace; False if that failed, which does not keep the answers from being printed."""
     try:
         if options.json is not None:
-            write_whole(options.json, json.dumps([to_record(one) for one in answered], indent=2, ensure_ascii=False) + "\n")
+            write_whole(options.json, json.dumps([to_record(one) for one in readings], indent=2, ensure_ascii=False) + "\n")
         if options.trace is not None:
             from memrl.report.trace_page import write_trace
 
-            write_trace(options.trace, traced)
+            write_trace(options.trace, readings)
     except OSError as error:
         print(f"error: the answers could not be written: {error.strerror}", file=sys.stderr)
         return False
@@ -164,22 +209,22 @@ def to_record(reading: Reading) -> dict[str, Any]:
 
 def print_answer(reading: Reading, show_memory: bool, show_file: bool) -> None:
     if show_file:
-        print(f"file: {reading.sample.metadata['file']}")
-    print(f"question: {reading.sample.question}")
+        print(f"file: {printable(reading.sample.metadata['file'], LONGEST_LINE)}")
+    print(f"question: {printable(reading.sample.question, LONGEST_LINE)}")
     if reading.error is not None:
-        print(f"failed: {printable(reading.error)}\n")
+        print(f"failed: {reading.error}\n")
         return
-    print(f"answer: {printable(reading.answer) or '(nothing)'}")
+    print(f"answer: {printable_lines(reading.answer) or '(nothing)'}")
     if last_boxed(reading.response) is None:
         print("(the model put no answer into \\boxed{}, so this is its whole response)")
     if show_memory:
         print(f"memory ({reading.memory_tokens} tokens):")
-        memory = printable(reading.memory).strip() or "(nothing)"
+        memory = printable_lines(reading.memory).strip() or "(nothing)"
         print("\n".join(f"  {line}" for line in memory.splitlines()))
     print()
 
 
-def printable(text: str) -> str:
+def printable_lines(text: str) -> str:
     """Replace control characters and lone surrogates, so that no document can control the terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 

@@ -93,7 +93,8 @@ class Evaluation:
         mine = share_of(self.left, self.tasks, self.ranks.rank, self.ranks.world)
         turns = sum(self.methods[key.method].num_turns(self.tasks[key.task].num_tokens(key.length)) for key in mine)
         # Only rank 0 shows its progress.
-        progress = Progress("eval", turns, "turns", stream=io.StringIO() if self.ranks.rank else None)
+        at_once = max(1, min(len(mine), llm.concurrency))
+        progress = Progress("eval", turns, "turns", at_once=at_once, stream=io.StringIO() if self.ranks.rank else None)
         counts: Counter[str] = Counter()
         target = RankResults(self.folder, self.ranks.rank) if self.results is None else nullcontext(self.results)
         with target as rows, progress:

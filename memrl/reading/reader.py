@@ -8,6 +8,7 @@ A reading keeps the text of one memory per chunk, and no prompts or token ids.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +17,13 @@ from typing import TYPE_CHECKING
 from memrl.agents.memory import AgentConfig, memory_agent
 from memrl.scoring.verify import extract_answer
 from memrl.types import Sample, Turn
+from memrl.utils.plain_text import printable
 from memrl.utils.seeds import stable_id
 
 if TYPE_CHECKING:
     from memrl.llm import LLM
+
+LONGEST_REASON = 500  # characters
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,8 @@ async def read_document(
     began = time.perf_counter()
 
     def keep(turn: Turn) -> None:
+        if not all(map(math.isfinite, turn.response_logprobs)):
+            raise ValueError("outputs of the model are NaN or infinite: its weights are damaged, or too large for --dtype")
         before, reading.seconds = reading.seconds, time.perf_counter() - began
         step = Step(turn.kind, turn.text, len(turn.response_ids), turn.finish_reason, reading.seconds - before)
         reading.steps.append(step)
@@ -110,13 +116,23 @@ async def read_document(
         report(reading)
         trajectory = await memory_agent(session, sample, agent)
         reading.response, reading.memory = trajectory.response, trajectory.memory
-    except Exception as error:  # any failure is this document's `error`; the others continue
-        reason = str(error).strip().splitlines()
-        reading.error = f"{type(error).__name__}: {reason[0]}" if reason else type(error).__name__
+    except BaseException as error:  # any failure is this document's `error`; the others continue
+        reading.error = reason_of(error)
     reading.seconds = time.perf_counter() - began
     reading.done = True
     report(reading)
     return reading
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a reading failed, in one line; raises what ends the whole run (Ctrl-C, a server that is down) again.
+
+    A panic of a library written in Rust, such as the tokenizer's, is a BaseException, but concerns one document.
+    """
+    if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+        raise error
+    lines = str(error).strip().splitlines()
+    return printable(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__, LONGEST_REASON)
 
 
 def chunk_pace(readings: Iterable[Reading]) -> tuple[float, float] | None:

@@ -30,6 +30,7 @@ from memrl.utils.plain_text import printable
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 PACKAGED_CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+LONGEST_MESSAGE = 2000  # characters
 # Types in words, by the names that jsonargparse gives them in its messages.
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "list": "a list such as [1,2]"}
 
@@ -159,7 +160,7 @@ def fail(message: str) -> NoReturn:
     Under torchrun only the first rank of each machine prints it.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"error: {printable(message, 4000)}", file=sys.stderr, flush=True)
+        print(f"error: {printable(message, LONGEST_MESSAGE)}", file=sys.stderr, flush=True)
     sys.exit(2)
 
 

@@ -27,6 +27,7 @@ class Progress:
         unit: str = "",
         *,
         start: int = 0,
+        at_once: int = 1,
         stream: TextIO | None = None,
         every: float = EVERY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
@@ -34,21 +35,24 @@ class Progress:
         """`start` of the `total` units were finished by an earlier process; without a total no time left is shown.
 
         Args:
+            at_once: units that are worked on at the same time. They often end together, in bursts, so the pace is measured over
+                whole rounds of that many.
             stream: standard error by default, so that a command's result can be piped.
             every: seconds between plain lines.
         """
         self.label, self.total, self.unit = label, total, unit
         self.completed = self._start = start
+        self._at_once, self._times = at_once, [0.0]  # when the first of `at_once` units ended
         self.fields: dict[str, str] = {}
         self._stream = sys.stderr if stream is None else stream
         self._every, self._clock = every, clock
-        self._began = self._last_line = clock()
+        self._began = self._last_line = self._advanced = clock()
         self.bar: Live | None = None
         self._printed = ""
         self._open = False
 
     def __enter__(self):
-        self._began = self._last_line = self._clock()
+        self._began = self._last_line = self._advanced = self._clock()
         self._open = True
         if self._stream.isatty():
             from rich.console import Console
@@ -74,6 +78,10 @@ class Progress:
 
     def set(self, completed: int, **fields: object) -> None:
         """Set the number of finished units; otherwise as `advance`."""
+        if completed > self.completed:
+            self._advanced = self._clock()
+            new = min(completed - self._start, self._at_once - 1) + 1 - len(self._times)
+            self._times += [self._advanced - self._began] * new
         self.completed = completed
         if self.total is not None:
             self.total = max(self.total, completed)  # a total may be an estimate
@@ -91,11 +99,16 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """None without a total, and until this process has finished at least a thousandth of it."""
+        """None without a total, and until this process has finished a first round and at least a thousandth of the total.
+
+        The pace is that of whole rounds, up to the last unit that ended; the time since then has passed already.
+        """
         done = self.completed - self._start
-        if self.total is None or done <= 0 or 1000 * done < self.total:
+        rounds, rest = divmod(done, self._at_once)
+        if self.total is None or rounds < 1 or 1000 * done < self.total:
             return None
-        return (self._clock() - self._began) / done * (self.total - self.completed)
+        seconds_each = (self._advanced - self._began - self._times[rest]) / (rounds * self._at_once)
+        return max(0.0, seconds_each * (self.total - self.completed) - (self._clock() - self._advanced))
 
     def line(self) -> str:
         """The present state as one plain line."""
