@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from memrl.agents import AgentConfig
-from memrl.config import TrainConfig
+from memrl.config import RewardOptions, TrainConfig
 from memrl.engine import distributed
 from memrl.model import load_model
 from memrl.report.curves import plot_curves
@@ -57,7 +57,7 @@ def _run(config: TrainConfig, stop: GracefulStop) -> None:
         check_tracking(config.log)
         agent = build_agent(config.agent)
         # Before the folder is opened: an error in the reward function must not cost a warm start nor fix the folder's settings.
-        rewards = RewardPool(config.reward.function, config.reward.workers, config.reward.timeout_s)
+        rewards = start_rewards(config.reward)
         folder = RunFolder(config.run_dir)
         first_step = folder.open(config, run_inputs(agent, config.data.path, config.reward.function))
         start = Path(config.model.path) if config.model.path else _warm_start(config, folder, agent)
@@ -90,6 +90,10 @@ def _run(config: TrainConfig, stop: GracefulStop) -> None:
     for command in next_commands(config, command_name()):
         _say(f"next: {command}")
     trainer.close()
+
+
+def start_rewards(options: RewardOptions) -> RewardPool:
+    return RewardPool(options.function, options.workers, options.timeout_s, options.on_error, options.memory_gib)
 
 
 def _train(trainer: Trainer, first_step: int, stop: GracefulStop) -> int:
