@@ -133,7 +133,7 @@ def load_function(specification: str) -> Callable[[str, list[str], dict], Any]:
 
 
 def judge(function: Callable | None, response: str, answers: list[str], match: str, metadata: dict) -> dict[str, Any]:
-    """The reply to one request: the verifiers' scores, and the function's numbers if there is one; only the former with an error."""
+    """The reply to one request: the verifiers' scores and, if there is a function and no error, the function's numbers."""
     scores = verifier_scores(response, answers, match)
     if function is None:
         return {"scores": scores, "error": ""}

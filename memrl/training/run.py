@@ -10,10 +10,11 @@ from memrl.config import RewardOptions, TrainConfig
 from memrl.engine import distributed
 from memrl.model import load_model
 from memrl.report.curves import plot_curves
+from memrl.rl.health import RunError
 from memrl.scoring.reward_pool import RewardPool
 from memrl.tokenizer import load_tokenizer
 from memrl.training.checkpoint import RunFolder, SaveError
-from memrl.training.console import StepTable, command_name, next_commands
+from memrl.training.console import StepTable, command_name, next_commands, recipe_line
 from memrl.training.graceful_stop import GracefulStop
 from memrl.training.inputs import build_agent, run_inputs
 from memrl.training.miniature_report import evaluate_policy, has_report, write_report
@@ -26,7 +27,8 @@ from memrl.utils.devices import set_threads
 def run(config: TrainConfig) -> int:
     """Train as configured; returns the exit code of the process.
 
-    0: done. 1: something could not be written. 2: an error in the settings or their files. 130, 143: stopped by SIGINT, SIGTERM.
+    0: done. 1: something could not be written. 2: an error in the settings or their files, or a run that cannot go on. 130, 143:
+    stopped by SIGINT, SIGTERM.
     """
     stop = GracefulStop(f"the same command resumes from the last checkpoint in {config.run_dir}")
     set_threads(config.threads)
@@ -34,21 +36,22 @@ def run(config: TrainConfig) -> int:
         distributed.init(config.device)
     try:
         _run(config, stop)
-    except (SaveError, OSError) as error:
+    except (SaveError, OSError, RunError) as error:
         if os.environ.get("MEMRL_TRACEBACK"):
             raise
-        return _end_with_write_error(error)
+        return _end_with_error(error)
     distributed.shutdown()
     return stop.exit_code
 
 
-def _end_with_write_error(error: Exception) -> int:
-    """Print the error in one line: on rank 0 if all ranks raised it (SaveError), otherwise on the rank where it happened."""
-    if distributed.rank() == 0 or not isinstance(error, SaveError):
+def _end_with_error(error: Exception) -> int:
+    """Print the error in one line: on rank 0 if all ranks raised it, otherwise on the rank where it happened."""
+    is_common = isinstance(error, SaveError | RunError)
+    if distributed.rank() == 0 or not is_common:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-    if isinstance(error, SaveError):
+    if is_common:
         distributed.shutdown()
-        return 1
+        return 1 if isinstance(error, SaveError) else 2
     os._exit(1)  # a normal exit could wait endlessly for the other ranks, which wait for this one
 
 
@@ -65,6 +68,7 @@ def _run(config: TrainConfig, stop: GracefulStop) -> None:
         trainer = Trainer(config, folder, start, tokenizer, agent, rewards)
         trainer.resume(first_step)
     _say(f"{describe(trainer)}; writing to {folder.path}")
+    _say(recipe_line(config))
     if config.report.lengths and not has_report(trainer, "before"):
         evaluate_policy(trainer, "before", load_model(start, config.model.dtype, distributed.device()))
     if first_step:
