@@ -98,8 +98,9 @@ class StepWatch:
             errors = [trajectory.error for group in groups for trajectory in group.trajectories if trajectory.error]
             reason = distributed.gather_lists(errors[-1:])[-1]
             raise RunError(
-                f"all rewards failed in {self._failed} steps in a row (reward.max_failed_steps), the last with {reason}; put "
-                "this right, and the same command resumes from the last one saved (a changed reward function needs a new run_dir)"
+                f"all rewards failed in {self._failed} steps in a row (reward.max_failed_steps), the last with {reason}; "
+                "put this right, and the same command goes on from the last checkpoint (a changed reward.function needs a new "
+                "run_dir)"
             )
         times = self._flat / self._every if self._every else 0
         return self._flat_warning(metrics) if times >= 1 and math.log2(times).is_integer() else None
