@@ -5,9 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from memrl.config import LogOptions, RewardOptions, RLOptions, TrainConfig
+from memrl.config import LogOptions, OptimOptions, RewardOptions, RLOptions, TrainConfig
 from memrl.engine import distributed
+from memrl.engine.deepspeed_engine import Engine
 from memrl.rl.health import RunError
 from memrl.training import run as run_module
 from memrl.training import trainer as trainer_module
@@ -116,5 +118,32 @@ def test_a_run_that_cannot_go_on_is_one_line_and_code_2(monkeypatch, capsys, tmp
     for name in ("init", "shutdown"):
         monkeypatch.setattr(distributed, name, lambda *_: None)
     monkeypatch.setattr(run_module, "set_threads", lambda threads: None)
+    monkeypatch.setattr(run_module, "GracefulStop", lambda text: SimpleNamespace(exit_code=0))  # it would catch signals
     assert run_module.run(TrainConfig(run_dir=str(tmp_path))) == 2
     assert capsys.readouterr().err == "error: all rewards failed\n"
+
+
+def test_the_rate_of_the_planned_step_reaches_the_optimizer():
+    """The warm-up counts the steps that were done, also after a resume; the fall those that were planned."""
+    optim = OptimOptions(lr=1.0, warmup_updates=2, min_lr_ratio=0.0)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=optim.lr)
+    rates = []
+
+    class DeepSpeedEngine:
+        def step(self):
+            rates.append(optimizer.param_groups[0]["lr"])
+            engine.schedule.step()
+
+        def get_global_grad_norm(self):
+            return 1.0
+
+    engine = Engine.__new__(Engine)
+    engine.engine = DeepSpeedEngine()
+    engine._set_schedule(optimizer, 12, optim)
+    optimizer.step()  # PyTorch warns otherwise
+    returned = [engine.step(planned)[1] for planned in (0, 4, 5, 11)]
+    assert rates == returned == pytest.approx([0.5, 0.8, 0.7, 0.1])
+    state = engine.schedule.state_dict()
+    engine._set_schedule(optimizer, 12, optim)
+    engine.schedule.load_state_dict(state)
+    assert engine.step(11)[1] == pytest.approx(0.1) and engine.step()[1] == pytest.approx(1 - 3 / 10)

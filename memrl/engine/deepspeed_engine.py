@@ -39,11 +39,7 @@ class Engine:
         optimizer = torch.optim.AdamW(
             trained, lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay, fused=True
         )
-        # It counts the steps that were done, and is saved with the optimizer; `step` sets the rate.
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda update: learning_rate_factor(update, update, total_updates, optim)
-        )
-        self._learning_rate = lambda done, planned: optim.lr * learning_rate_factor(done, planned, total_updates, optim)
+        self._set_schedule(optimizer, total_updates, optim)
         # Any: DeepSpeed's annotations lack most attributes of its engine and optimizers.
         self.engine: Any = deepspeed.initialize(
             model=model,
@@ -51,6 +47,13 @@ class Engine:
             lr_scheduler=self.schedule,
             config=deepspeed_config(model.dtype, optim, options),
         )[0]
+
+    def _set_schedule(self, optimizer: torch.optim.Optimizer, total_updates: int, optim: OptimOptions) -> None:
+        """`schedule` counts the steps that were done, and is saved with the optimizer; `step` sets the rate."""
+        self._learning_rate = lambda done, planned: optim.lr * learning_rate_factor(done, planned, total_updates, optim)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda done: learning_rate_factor(done, done, total_updates, optim)
+        )
 
     def __call__(self, *args, **kwargs):
         return self.engine(*args, **kwargs)

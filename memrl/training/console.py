@@ -56,7 +56,7 @@ class StepTable(Progress):
         Args:
             step: steps done, this one included.
             metrics: the step's record of metrics.jsonl, with "validation/reward" if there was a validation; its column keeps
-                the latest score. Missing values, None and NaN are shown as a dash.
+                the latest score. Missing values and None are shown as a dash.
             seconds: "step_s" and "tokens_per_s" of timing.jsonl.
         """
         self.set(step)
@@ -66,7 +66,7 @@ class StepTable(Progress):
         cells = [f"{step}/{self._steps}".rjust(self._step_width)]
         for _, width, name, show in _COLUMNS:
             value = values.get(name)
-            cells.append(("-" if value is None or math.isnan(value) else show(value)).rjust(width))
+            cells.append(("-" if value is None else show(value)).rjust(width))
         line = "  ".join(cells)
         if self.bar is not None or self._clock() - self._last_row >= EVERY_SECONDS:
             self._print_row(line)
