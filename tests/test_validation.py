@@ -63,6 +63,8 @@ def test_failed_rewards_are_counted_and_are_no_zeros_unless_they_are_to_be(llm, 
     record = validate_policy(llm, SAMPLES, AGENT, FailingRewards({"0", "1"}, left_out), repeats=3, seed=1)
     assert (plain["errors"], record["errors"], record["n"]) == (0, 6, 15)
     assert 0 < record["reward"] * count == pytest.approx(round(record["reward"] * count)) and 0 < record["reward_best"] <= 1
+    best = record["reward_best"] * (3 if left_out else 5)  # the samples that have a reward
+    assert 0 < best == pytest.approx(round(best))
     everything = validate_policy(llm, SAMPLES, AGENT, FailingRewards(set("01234"), left_out), repeats=1, seed=1)
     assert math.isnan(everything["reward"]) == left_out and everything["errors"] == 5
     assert everything["reward"] != 0 or not left_out
