@@ -95,7 +95,14 @@ class RewardOptions:
     workers: int = bounded(2, 1, 1024)
     """Processes that score trajectories on each rank, so that a slow function does not delay generation."""
     timeout_s: float = bounded(30.0, above=0)
-    """Seconds per call; a slower call is killed, its trajectory earns 0, and reward/errors counts it."""
+    """Seconds per call; a slower call is killed, and its reward has failed."""
+    memory_gib: float = bounded(0.0, 0, 1e6)
+    """Most memory of a worker (its address space), GiB; 0 sets no limit."""
+    on_error: Literal["skip", "zero"] = "skip"
+    """A trajectory whose reward failed is left out of its group's baseline and of the loss (skip), or earns 0 (zero);
+    reward/errors counts it."""
+    max_failed_steps: int = bounded(3, 0)
+    """End the run when all rewards failed for this many steps in a row; 0 never does."""
 
 
 @dataclass
@@ -146,6 +153,9 @@ class RLOptions:
     """Leave groups with equal rewards out of the update; only the KL penalty has a gradient there."""
     dynamic_rounds: int = bounded(0, 0, 1000)
     """Replace groups with equal rewards by new questions, at most this many times, then leave them out; 0 is off."""
+    denominator: Literal["kept", "all"] = "kept"
+    """Groups with equal rewards that are left out: fewer optimizer steps, each over the groups that are kept (kept), or as many
+    steps, and they count in the denominators of the loss, so that the gradient falls with the signal (all)."""
     overlong_buffer_memory: int = bounded(0, 0)
     """A memory turn loses reward for each token within this many tokens of its cap; 0 is off."""
     overlong_buffer_answer: int = bounded(0, 0)
@@ -246,6 +256,8 @@ class LogOptions:
     """Trajectories per step in rollouts.jsonl, with every prompt, memory and answer."""
     tensorboard: bool = True
     """Write tensorboard/ if the package tensorboard is installed."""
+    flat_steps: int = bounded(10, 0)
+    """Say so when no group had a signal for this many steps in a row, and again whenever that number has doubled; 0 is off."""
     wandb_project: str | None = None
     """Send metrics to this Weights & Biases project."""
 

@@ -75,6 +75,7 @@ class Trajectory:
         advantage: reward plus penalty, relative to the group's baseline; set by training.
         scores: all other scores by name, the lenient verifier's among them.
         error: why the reward function returned no number, in one line; empty if it did.
+        left_out: without a reward, it is left out of its group's baseline, of the loss and of the mean reward (reward.on_error).
     """
 
     turns: list[Turn] = field(default_factory=list)
@@ -85,6 +86,7 @@ class Trajectory:
     advantage: float = 0.0
     scores: dict[str, float] = field(default_factory=dict)
     error: str = ""
+    left_out: bool = False
 
 
 @dataclass

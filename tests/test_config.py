@@ -89,7 +89,7 @@ def test_warm_up_counts_optimizer_steps_and_does_not_begin_at_zero():
     from memrl.engine.deepspeed_engine import learning_rate_factor
 
     optim, total = OptimOptions(), 6400
-    factors = [learning_rate_factor(update, total, optim) for update in range(total)]
+    factors = [learning_rate_factor(update, update, total, optim) for update in range(total)]
     assert factors[0] == 1 / 20
     assert factors[:20] == pytest.approx([(i + 1) / 20 for i in range(20)])
     assert factors[20:] == [1.0] * (total - 20)
@@ -99,12 +99,23 @@ def test_the_rate_may_fall_linearly_to_a_part_of_the_peak():
     from memrl.engine.deepspeed_engine import learning_rate_factor
 
     optim = OptimOptions(warmup_updates=10, min_lr_ratio=0.1)
-    assert learning_rate_factor(9, 110, optim) == 1
-    assert learning_rate_factor(10, 110, optim) == 1
-    assert learning_rate_factor(60, 110, optim) == pytest.approx(0.55)
-    assert learning_rate_factor(110, 110, optim) == pytest.approx(0.1)
-    assert learning_rate_factor(500, 110, optim) == pytest.approx(0.1)
-    assert learning_rate_factor(0, 110, OptimOptions(warmup_updates=0)) == 1
+    assert learning_rate_factor(9, 9, 110, optim) == 1
+    assert learning_rate_factor(10, 10, 110, optim) == 1
+    assert learning_rate_factor(60, 60, 110, optim) == pytest.approx(0.55)
+    assert learning_rate_factor(110, 110, 110, optim) == pytest.approx(0.1)
+    assert learning_rate_factor(500, 500, 110, optim) == pytest.approx(0.1)
+    assert learning_rate_factor(0, 0, 110, OptimOptions(warmup_updates=0)) == 1
+
+
+def test_the_warm_up_counts_steps_that_were_done_and_the_fall_ends_with_the_run():
+    from memrl.engine.deepspeed_engine import learning_rate_factor
+
+    optim = OptimOptions(warmup_updates=4, min_lr_ratio=0.0)
+    # Every second planned step is left out: the warm-up takes its four steps, and the last rate is the plan's last.
+    factors = [learning_rate_factor(done, 2 * done, 24, optim) for done in range(12)]
+    assert factors[:4] == pytest.approx([1 / 4, 2 / 4, 3 / 4, 18 / 20])
+    assert factors[4:] == pytest.approx([1 - (2 * done - 4) / 20 for done in range(4, 12)])
+    assert factors[-1] == pytest.approx(0.1)
 
 
 def test_every_field_has_a_docstring():

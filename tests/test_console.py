@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from memrl.config import TrainConfig
-from memrl.training.console import StepTable, command_name, next_commands
+from memrl.config import RewardOptions, RLOptions, RolloutOptions, TrainConfig
+from memrl.training.console import StepTable, command_name, next_commands, recipe_line
 
 METRICS = {
     "reward/mean": 0.5416,
@@ -138,3 +138,26 @@ def test_a_run_of_the_users_own_model_is_evaluated_on_its_validation_file():
         'memrl infer FILE.txt -q "QUESTION" --model run/model',
         "memrl eval --model run/model --task dev.jsonl",
     ]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({}, "as in the original's recipe: exact-match reward, KL 0.001, clip 0.2/0.2, no division by the std, top_p 1"),
+        (
+            {"rl": RLOptions(clip_high=0.28, normalize_std=True)},
+            "differs from the original's recipe: rl.clip_high 0.28 (original: 0.2), rl.normalize_std True (original: False)",
+        ),
+        (
+            {"reward": RewardOptions("f.py:g"), "rl": RLOptions(kl_coef=0.0, clip_low=0.1)},
+            "differs from the original's recipe: reward.function f.py:g (original: the exact match), rl.kl_coef 0.0 (original: "
+            "0.001), rl.clip_low 0.1 (original: 0.2)",
+        ),
+        (
+            {"rollout": RolloutOptions(top_p=0.9)},
+            "differs from the original's recipe: rollout.top_p 0.9 (original: 1.0)",
+        ),
+    ],
+)
+def test_the_recipe_line_says_what_differs_from_the_original(change, line):
+    assert recipe_line(TrainConfig(**change)) == line

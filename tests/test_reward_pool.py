@@ -222,13 +222,30 @@ def test_the_function_gets_response_answers_and_metadata_as_json_holds_them():
         ("dict with a number for a name", "ValueError: a score cannot be named 3"),
         ("os._exit", "ChildProcessError: scoring ended the worker: exit status 3"),
         ("segfault", "ChildProcessError: scoring ended the worker: SIGSEGV"),
-        ("close all", "ChildProcessError: scoring ended the worker: exit status 0"),
+        ("close all", "ChildProcessError: scoring ended the worker: the function closed a file descriptor"),
     ],
 )
-def test_what_is_no_finite_number_earns_nothing_and_says_why(pool, do, error):
+def test_what_is_no_finite_number_is_left_out_and_says_why(pool, do, error):
     trajectory = scored(pool, do)
     assert trajectory.error.startswith(error) and "\n" not in trajectory.error
-    assert (trajectory.reward, trajectory.scores) == (0.0, VERIFIERS | {"reward": 0.0})
+    assert (trajectory.left_out, trajectory.reward, trajectory.scores) == (True, 0.0, VERIFIERS)
+
+
+@pytest.mark.parametrize("value", [1e39, -1e39, 1_000_001, 10**300])
+def test_a_finite_but_absurd_reward_is_an_error_of_the_function(value):
+    """1e39 is infinite in fp32, in which groups are compared."""
+    reply = judge(lambda *_: value, "", [], "any", {})
+    assert reply["error"].startswith("ValueError: reward is ") and "must be between -1,000,000 and 1,000,000" in reply["error"]
+    assert "reward" not in reply["scores"]
+    assert judge(lambda *_: {"reward": 1e6, "length": 1e39}, "", [], "any", {})["scores"]["length"] == 1e39
+
+
+def test_a_reward_that_fails_is_left_out_or_zero_as_the_setting_says(functions):
+    for on_error, left_out in (("skip", True), ("zero", False)):
+        with RewardPool(f"{functions}:by_metadata", 1, 20.0, on_error) as pool:
+            failed, good = asyncio.run(gather(pool, [{"do": "raise"}, {"do": "true"}]))
+        assert (failed.left_out, failed.reward, bool(failed.error)) == (left_out, 0.0, True)
+        assert (good.left_out, good.reward, good.error) == (False, 1.0, "")
 
 
 def test_scalars_of_numpy_and_torch_are_numbers():
@@ -249,7 +266,7 @@ def test_a_function_that_takes_too_long_is_killed_and_the_next_score_is_right(ha
     """The regular expression holds the interpreter lock, so nothing inside the worker could interrupt it."""
     trajectory = scored(hasty, do, seconds=600)
     assert trajectory.error == "TimeoutError: scoring took longer than 0.3 s"
-    assert (trajectory.reward, trajectory.scores) == (0.0, VERIFIERS | {"reward": 0.0})
+    assert (trajectory.left_out, trajectory.reward, trajectory.scores) == (True, 0.0, VERIFIERS)
     assert scored(hasty, "true").reward == 1.0
 
 
@@ -273,7 +290,7 @@ def test_metadata_that_json_cannot_hold_is_an_error_of_that_trajectory(pool, val
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 10), st.floats(-1e300, 1e300)), min_size=1, max_size=8))
+@given(st.lists(st.tuples(st.integers(0, 10), st.floats(-1e6, 1e6)), min_size=1, max_size=8))
 def test_rewards_do_not_depend_on_the_order_in_which_scores_finish(pool, calls):
     metadata = [{"do": "sleep", "seconds": wait / 1000, "value": value} for wait, value in calls]
     assert [t.reward for t in asyncio.run(gather(pool, metadata))] == [value for _, value in calls]
@@ -602,5 +619,13 @@ def test_the_first_kinds_of_errors_are_printed_once(functions, capsys):
             assert scored(pool, do).error and scored(pool, do).error
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 5
-    assert lines[0] == (f"reward function {functions}:by_metadata: ValueError: no such thing (graders.py:{RAISED}); reward 0")
+    assert lines[0] == (f"reward function {functions}:by_metadata: ValueError: no such thing (graders.py:{RAISED}); left out")
     assert lines[-1].endswith("further kinds of errors are counted, not printed")
+
+
+def test_every_option_of_the_rewards_reaches_the_pool(monkeypatch):
+    from memrl.config import RewardOptions
+    from memrl.training import run
+
+    monkeypatch.setattr(run, "RewardPool", lambda *arguments: arguments)
+    assert run.start_rewards(RewardOptions("f.py:g", 3, 7.0, 1.5, "zero")) == ("f.py:g", 3, 7.0, "zero", 1.5)

@@ -198,11 +198,39 @@ def found(*states: str) -> list[Found]:
         (["eh", "", "h", ""], "hen", "answered wrong: the memory contained the answer and lost it at chunk 4"),
         (["e", "", "e"], "hen", "answered wrong: the answer is in chunk 1, 3 and was never written to the memory"),
         (["", ""], "hen", "answered wrong: no chunk contains the gold answer word for word"),
-        ([], "red fox", "answered right"),
+        ([], r"\boxed{red fox}", "answered right"),
+        (["h"], "red fox", "right words, but there is no box: no reward"),
+        (["h"], r"it is \boxed{red fox", "right words, but the box is not closed: no reward"),
+        (["h"], r"\boxed{a red fox!}", "right words, but the box is not exactly the answer: no reward"),
     ],
 )
 def test_outcome_names_the_chunk_where_the_answer_was_lost(states, response, words):
     assert describe_outcome(found(*states), response, ["red fox"]) == words
+
+
+@pytest.mark.parametrize(
+    ("response", "reward", "words"),
+    [
+        ("red fox", 0.25, "right words, but there is no box: reward 0.25"),
+        (r"\boxed{red fox}", 0.0, "answered right, but no reward"),
+        (r"\boxed{hen}", 0.1, "answered wrong, but reward 0.1, though the last memory contains the answer"),
+        (r"\boxed{red fox}", None, "answered right"),
+    ],
+)
+def test_outcome_judges_by_the_reward_that_was_earned(response, reward, words):
+    assert describe_outcome(found("h"), response, ["red fox"], "any", reward) == words
+
+
+def test_the_page_says_why_right_words_earned_nothing(tmp_path):
+    record = rollout(reward=None, group_rewards=[1.0, None])
+    record["turns"][-1]["response"] = r"so \boxed{red fox"
+    text = Page(page_of(tmp_path, record)).text
+    assert "Right words, but the box is not closed: no reward, though the last memory does not contain the answer." in text
+    assert "reward -; advantage -0.5" in text and "rewards of the group: 1 -" in text
+
+
+def test_numbers_of_hundreds_of_digits_are_shown_in_short(tmp_path):
+    assert "reward 100000000...;" in Page(page_of(tmp_path, rollout(reward=10**400, penalty=-(10**400)))).text
 
 
 def test_command_writes_the_page_and_says_so(tmp_path, capsys):

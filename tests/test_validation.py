@@ -1,5 +1,6 @@
 """Validation reads the same questions in the same way every time, whatever the ranks."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -30,6 +31,7 @@ def llm(tiny_config, randomize):
 @pytest.fixture
 def alone(monkeypatch):
     monkeypatch.setattr(distributed, "sum_over_ranks", lambda values: values)
+    monkeypatch.setattr(distributed, "gather_lists", lambda items: items)
 
 
 def scores(record):
@@ -43,8 +45,34 @@ def test_scores_are_means_over_all_readings_and_repeat_exactly(llm, alone):
     assert scores(validate_policy(llm, SAMPLES, AGENT, ParityRewards(), repeats=3, seed=1)) == first
 
 
+class FailingRewards(ParityRewards):
+    """The rewards of some samples cannot be had."""
+
+    def __init__(self, failing, left_out):
+        self.failing, self.left_out = failing, left_out
+
+    async def score(self, trajectory, sample):
+        await super().score(trajectory, sample)
+        if sample.id in self.failing:
+            trajectory.reward, trajectory.error, trajectory.left_out = 0.0, "no reward", self.left_out
+
+
+@pytest.mark.parametrize(("left_out", "count"), [(True, 9), (False, 15)])
+def test_failed_rewards_are_counted_and_are_no_zeros_unless_they_are_to_be(llm, alone, left_out, count):
+    plain = validate_policy(llm, SAMPLES[2:], AGENT, ParityRewards(), repeats=3, seed=1)
+    record = validate_policy(llm, SAMPLES, AGENT, FailingRewards({"0", "1"}, left_out), repeats=3, seed=1)
+    assert (plain["errors"], record["errors"], record["n"]) == (0, 6, 15)
+    assert 0 < record["reward"] * count == pytest.approx(round(record["reward"] * count)) and 0 < record["reward_best"] <= 1
+    best = record["reward_best"] * (3 if left_out else 5)  # the samples that have a reward
+    assert 0 < best == pytest.approx(round(best))
+    everything = validate_policy(llm, SAMPLES, AGENT, FailingRewards(set("01234"), left_out), repeats=1, seed=1)
+    assert math.isnan(everything["reward"]) == left_out and everything["errors"] == 5
+    assert everything["reward"] != 0 or not left_out
+
+
 def test_the_ranks_parts_add_up_to_the_whole(llm, monkeypatch):
     sums = []
+    monkeypatch.setattr(distributed, "gather_lists", lambda items: items)
     monkeypatch.setattr(distributed, "sum_over_ranks", lambda values: sums.append(values) or values)
     validate_policy(llm, SAMPLES, AGENT, ParityRewards(), repeats=2, seed=1)
     monkeypatch.setattr(distributed, "world_size", lambda: 2)

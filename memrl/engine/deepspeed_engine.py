@@ -29,7 +29,7 @@ class Engine:
         """
         Args:
             model: only parameters that need a gradient are trained; see `memrl/model/lora.py`.
-            total_updates: optimizer steps of the whole run: the length of the learning-rate schedule.
+            total_updates: optimizer steps that the whole run has planned: the length of the learning-rate schedule.
         """
         deepspeed = import_deepspeed()
         self._gathered_parameters = deepspeed.zero.GatheredParameters
@@ -39,9 +39,7 @@ class Engine:
         optimizer = torch.optim.AdamW(
             trained, lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay, fused=True
         )
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda update: learning_rate_factor(update, total_updates, optim)
-        )
+        self._set_schedule(optimizer, total_updates, optim)
         # Any: DeepSpeed's annotations lack most attributes of its engine and optimizers.
         self.engine: Any = deepspeed.initialize(
             model=model,
@@ -49,6 +47,13 @@ class Engine:
             lr_scheduler=self.schedule,
             config=deepspeed_config(model.dtype, optim, options),
         )[0]
+
+    def _set_schedule(self, optimizer: torch.optim.Optimizer, total_updates: int, optim: OptimOptions) -> None:
+        """`schedule` counts the steps that were done, and is saved with the optimizer; `step` sets the rate."""
+        self._learning_rate = lambda done, planned: optim.lr * learning_rate_factor(done, planned, total_updates, optim)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda done: learning_rate_factor(done, done, total_updates, optim)
+        )
 
     def __call__(self, *args, **kwargs):
         return self.engine(*args, **kwargs)
@@ -64,9 +69,16 @@ class Engine:
         # DeepSpeed averages gradients over ranks. The loss already has its global denominator, so the average is undone.
         self.engine.backward(loss * distributed.world_size(), scale_wrt_gas=False)
 
-    def step(self) -> tuple[float, float]:
-        """Clip, update, advance the schedule; returns the gradient's norm before clipping and the learning rate of this step."""
-        learning_rate = float(self.schedule.get_last_lr()[0])
+    def step(self, planned: int | None = None) -> tuple[float, float]:
+        """Clip, update, advance the schedule; returns the gradient's norm before clipping and the learning rate of this step.
+
+        Args:
+            planned: steps that were planned before this one; None: those that were done.
+        """
+        done = self.schedule.last_epoch
+        learning_rate = self._learning_rate(done, done if planned is None else planned)
+        for group in self.schedule.optimizer.param_groups:
+            group["lr"] = learning_rate
         self.engine.step()
         return float(self.engine.get_global_grad_norm()), learning_rate
 
@@ -105,15 +117,19 @@ class Engine:
         return self._gathered_parameters(parameters, enabled=hasattr(parameters[0], "ds_id"))
 
 
-def learning_rate_factor(update: int, total_updates: int, optim: OptimOptions) -> float:
-    """The learning rate of optimizer step `update` (from 0), as a fraction of the peak.
+def learning_rate_factor(done: int, planned: int, total_updates: int, optim: OptimOptions) -> float:
+    """The learning rate of an optimizer step, as a fraction of the peak.
 
-    Linear warm-up from 1 / warmup_updates, then a line that would reach min_lr_ratio one step after the last.
+    Linear warm-up from 1 / warmup_updates, then a line that would reach min_lr_ratio one step after the last. The warm-up counts
+    the steps that were done, because it is there for Adam's moments. The line counts the planned ones, so that it ends with the
+    run: steps that have no token, or whose gradient is not finite, are not done.
+
+    Args:
+        done, planned: optimizer steps before this one, of `total_updates` that are planned.
     """
-    if update < optim.warmup_updates:
-        return (update + 1) / optim.warmup_updates
-    progress = (update - optim.warmup_updates) / max(1, total_updates - optim.warmup_updates)
-    return 1 - (1 - optim.min_lr_ratio) * min(1.0, progress)
+    progress = (planned - optim.warmup_updates) / max(1, total_updates - optim.warmup_updates)
+    line = 1 - (1 - optim.min_lr_ratio) * min(1.0, max(0.0, progress))
+    return min(line, (done + 1) / optim.warmup_updates) if done < optim.warmup_updates else line
 
 
 def import_deepspeed() -> ModuleType:

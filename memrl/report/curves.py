@@ -46,6 +46,7 @@ _PANELS = (
                                                  "rollout/mismatch_kl": "KL"}, "log"),
 )  # fmt: skip
 VALIDATION = "validation/"
+MAX_STEP, MAX_VALUE = 10**12, 1e30  # matplotlib fails beyond about 1e300; a run has at most some 1e6 steps
 
 
 @dataclass
@@ -82,13 +83,13 @@ def read_curves(run_dir: str | Path, label: str | None = None) -> Curves:
     for name, prefix in (("metrics.jsonl", ""), ("validation.jsonl", VALIDATION)):
         path = folder / name
         for number, record in read_records(path) if path.exists() or not prefix else ():
-            if not isinstance(step := record.get("step"), int) or not 0 <= step < 2**53:
+            if not isinstance(step := record.get("step"), int) or not 0 <= step < MAX_STEP:
                 raise ValueError(f"{path}, line {number} has no whole number as its step")
             for key, value in record.items():
                 if key != "step" and (value is None or isinstance(value, int | float)):
                     steps, values = series.setdefault(prefix + key, ([], []))
                     steps.append(step)
-                    values.append(math.nan if value is None else float(value))
+                    values.append(float(value) if value is not None and abs(value) < MAX_VALUE else math.nan)
     return Curves(folder.resolve().name if label is None else label, series)
 
 

@@ -47,7 +47,10 @@ def escape_markdown(value: object) -> Markup:
 def format_number(value: object, sign: str = "") -> str:
     """Three significant digits; "-" for None, other values as text."""
     if isinstance(value, int | float):
-        return f"{value:{sign if value else ''}.3g}"
+        try:
+            return f"{value:{sign if value else ''}.3g}"
+        except OverflowError:  # a whole number of hundreds of digits, in a damaged file
+            return f"{str(value)[:9]}..."
     return "-" if value is None else str(value)
 
 

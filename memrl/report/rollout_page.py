@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memrl.report.rendering import render
+from memrl.report.rendering import format_number, render
 from memrl.scoring.evidence import Found, is_traceable, trace_answers
 from memrl.scoring.scores import verifier_scores
+from memrl.scoring.verify import after_thinking, last_boxed
 from memrl.utils.journal import read_records
 
 LAST = 20  # trajectories on a page by default; a long run logs hundreds
@@ -59,7 +60,7 @@ def _trace(record: dict[str, Any]) -> dict[str, Any]:
     found = trace_answers(prompts, memories, record["question"].strip(), answers)
     chunks = [{"turn": turn, "found": one, "words": _describe(one)} for turn, one in zip(memory_turns, found, strict=True)]
     response = other_turns[-1]["response"] if other_turns else ""
-    outcome = describe_outcome(found, response, answers, record.get("match", "any"))
+    outcome = describe_outcome(found, response, answers, record.get("match", "any"), record.get("reward"))
     return {"record": record, "answers": answers, "chunks": chunks, "other_turns": other_turns, "outcome": outcome}
 
 
@@ -77,20 +78,41 @@ def _describe(found: Found) -> list[str]:
     return words
 
 
-def describe_outcome(found: Sequence[Found], response: str, answers: Sequence[str], match: str = "any") -> str:
-    """What happened to the gold answer, as a clause."""
+def describe_outcome(
+    found: Sequence[Found], response: str, answers: Sequence[str], match: str = "any", reward: object = None
+) -> str:
+    """What happened to the gold answer, as a clause.
+
+    Args:
+        reward: what the trajectory earned; without a number the strict verifier's score, which is the reward of training.
+    """
     if not answers:
         return "no gold answer is known"
-    is_right = verifier_scores(response, answers, match)["lenient"] == 1.0
+    scores = verifier_scores(response, answers, match)
+    verdict = _verdict(scores, response, reward if isinstance(reward, int | float) else scores["strict"])
     if not any(map(is_traceable, answers)):
-        return f"answered {'right' if is_right else 'wrong'}; the words of this answer are in any text, so they are not traced"
+        return f"{verdict}; the words of this answer are in any text, so they are not traced"
     in_last_memory = bool(found) and found[-1].held
-    if is_right:
-        return "answered right" + ("" if in_last_memory or not found else ", though the last memory does not contain the answer")
+    if scores["lenient"] == 1.0:
+        return verdict + ("" if in_last_memory or not found else ", though the last memory does not contain the answer")
     if in_last_memory:
-        return "answered wrong, though the last memory contains the answer"
+        return f"{verdict}, though the last memory contains the answer"
     if lost := [chunk for chunk, one in enumerate(found, 1) if one.is_lost]:
-        return f"answered wrong: the memory contained the answer and lost it at chunk {lost[-1]}"
+        return f"{verdict}: the memory contained the answer and lost it at chunk {lost[-1]}"
     if seen := [str(chunk) for chunk, one in enumerate(found, 1) if one.evidence]:
-        return f"answered wrong: the answer is in chunk {', '.join(seen)} and was never written to the memory"
-    return "answered wrong: no chunk contains the gold answer word for word"
+        return f"{verdict}: the answer is in chunk {', '.join(seen)} and was never written to the memory"
+    return f"{verdict}: no chunk contains the gold answer word for word"
+
+
+def _verdict(scores: dict[str, float], response: str, reward: float) -> str:
+    earned = f"reward {format_number(reward)}" if reward > 0 else "no reward"
+    if scores["strict"] == 1.0:
+        return "answered right" + ("" if reward > 0 else f", but {earned}")
+    if scores["lenient"] == 0.0:
+        return "answered wrong" + (f", but {earned}" if reward > 0 else "")
+    text = after_thinking(response)
+    if last_boxed(text) is not None:
+        reason = "the box is not exactly the answer"
+    else:
+        reason = "the box is not closed" if "\\boxed" in text or "\\fbox" in text else "there is no box"
+    return f"right words, but {reason}: {earned}"

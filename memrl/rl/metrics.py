@@ -20,11 +20,12 @@ def rollout_metrics(step_groups: StepGroups) -> dict[str, float]:
     groups = step_groups.kept + step_groups.replaced
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     kept = [trajectory for group in step_groups.kept for trajectory in group.trajectories]
+    scored = [trajectory for trajectory in trajectories if not trajectory.left_out]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     memory, answer = ([turn for turn in turns if turn.kind == kind] for kind in ("memory", "answer"))
     return means_over_ranks(
         {
-            "reward/mean": (sum(t.reward for t in trajectories), len(trajectories)),
+            "reward/mean": (sum(t.reward for t in scored), len(scored)),
             "reward/penalty": (sum(t.penalty for t in kept), len(kept)),
             "reward/strict": (sum(t.scores["strict"] for t in trajectories), len(trajectories)),
             "reward/lenient": (sum(t.scores["lenient"] for t in trajectories), len(trajectories)),
@@ -68,11 +69,11 @@ def update_metrics(updates: list[dict[str, float]]) -> dict[str, float]:
 
 
 def means_over_ranks(fractions: dict[str, Fraction]) -> dict[str, float]:
-    """Each sum over all ranks, divided by the sum of its divisors (at least 1). Collective; all ranks give the same names."""
+    """Each sum over all ranks, divided by the sum of its divisors; NaN if that is 0. Collective; all ranks give equal names."""
     pairs = torch.tensor([(value, divisor or 0) for value, divisor in fractions.values()], dtype=torch.float64)
     totals = distributed.sum_over_ranks(pairs).tolist()
     return {
-        name: int(value) if divisor is None else value / max(1.0, total)
+        name: int(value) if divisor is None else value / total if total else math.nan
         for (name, (_, divisor)), (value, total) in zip(fractions.items(), totals, strict=True)
     }
 

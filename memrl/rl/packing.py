@@ -17,6 +17,7 @@ class TrainTurn:
         advantage: the same on every response token.
         group_id, trajectory_id: where the turn comes from; means over groups or trajectories need them.
         weight: of each response token in the optimizer step's loss; see `memrl/rl/aggregation.py`.
+        only_counted: not trained on, but counted in the loss's denominator.
     """
 
     turn: Turn
@@ -24,6 +25,7 @@ class TrainTurn:
     group_id: int = 0
     trajectory_id: int = 0
     weight: float = 0.0
+    only_counted: bool = False
 
     @property
     def num_inputs(self) -> int:

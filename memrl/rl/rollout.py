@@ -93,39 +93,48 @@ def collect_groups(
     return [Group(group_id, sample, [next(trajectories) for _ in range(group_size)]) for group_id, sample in samples.items()]
 
 
+def with_reward(group: Group) -> list[Trajectory]:
+    """The trajectories that are compared with each other: all but those whose reward failed (`reward.on_error` skip)."""
+    return [trajectory for trajectory in group.trajectories if not trajectory.left_out]
+
+
 def has_signal(group: Group) -> bool:
     """Whether the rewards differ, before any penalty. Without a difference every advantage is zero."""
-    return len({trajectory.reward for trajectory in group.trajectories}) > 1
+    return len({trajectory.reward for trajectory in with_reward(group)}) > 1
 
 
 def assign_advantages(groups: list[Group], rl: RLOptions, agent: AgentConfig) -> dict[int, list[TrainTurn]]:
     """Each group's training turns, by group id; sets every trajectory's `penalty` and `advantage`.
 
     The advantage of a trajectory comes from its reward plus its overlong penalty; `rl.credit` sets the share of it on each turn.
-    Groups without signal are dropped with `drop_flat_groups` and with dynamic sampling, turns that reached their token cap with
-    `overlong_filter`. A group that is dropped has an empty list.
+    Left out are: trajectories whose reward failed, and groups with fewer than two others, which have no baseline; groups without
+    signal with `drop_flat_groups` and with dynamic sampling (with `denominator` all they stay, to be counted only); turns that
+    reached their token cap with `overlong_filter`. A group that is left out has an empty list, a trajectory advantage 0.
     """
     caps = {"memory": agent.memory_tokens, "answer": agent.answer_tokens}
     buffers = {"memory": rl.overlong_buffer_memory, "answer": rl.overlong_buffer_answer}
     filtered = {"none": (), "all": tuple(caps)}.get(rl.overlong_filter, (rl.overlong_filter,))
     drop_flat = rl.drop_flat_groups or rl.dynamic_rounds > 0
-    trajectories = [(group, trajectory) for group in groups for trajectory in group.trajectories]
-    if not trajectories:
-        return {}
-    for _, trajectory in trajectories:
+    turns: dict[int, list[TrainTurn]] = {group.id: [] for group in groups}
+    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
         kinds = [turn.kind for turn in trajectory.turns]
         lengths = [len(turn.response_ids) for turn in trajectory.turns]
         trajectory.penalty = rl.overlong_penalty * trajectory_penalty(kinds, lengths, caps, buffers)
-    rewards = torch.tensor([trajectory.reward + trajectory.penalty for _, trajectory in trajectories])
-    group_ids = torch.tensor([group.id for group, _ in trajectories])
+        trajectory.advantage = 0.0
+    compared = [(group, trajectory) for group in groups if len(own := with_reward(group)) > 1 for trajectory in own]
+    if not compared:
+        return turns
+    rewards = torch.tensor([trajectory.reward + trajectory.penalty for _, trajectory in compared])
+    group_ids = torch.tensor([group.id for group, _ in compared])
     advantages = group_advantages(rewards, group_ids, rl.normalize_std, rl.baseline).tolist()
-    turns: dict[int, list[TrainTurn]] = {group.id: [] for group in groups}
-    for trajectory_id, ((group, trajectory), advantage) in enumerate(zip(trajectories, advantages, strict=True)):
+    for trajectory_id, ((group, trajectory), advantage) in enumerate(zip(compared, advantages, strict=True)):
         trajectory.advantage = advantage
-        if drop_flat and not has_signal(group):
+        is_dropped = drop_flat and not has_signal(group)
+        if is_dropped and rl.denominator == "kept":
             continue
         shares = credit_shares(len(trajectory.turns), rl.credit)
         for turn, share in zip(trajectory.turns, shares, strict=True):
             if not (turn.kind in filtered and turn.finish_reason == "length"):
-                turns[group.id].append(TrainTurn(turn, advantage * share, group.id, trajectory_id))
+                train_turn = TrainTurn(turn, advantage * share, group.id, trajectory_id, only_counted=is_dropped)
+                turns[group.id].append(train_turn)
     return turns

@@ -28,8 +28,8 @@ class Update:
 
     Attributes:
         batches: equally many on every rank, because ZeRO-3 gathers weights collectively.
-        num_tokens: response tokens over all ranks.
-        num_turns: turns over all ranks.
+        num_tokens: response tokens that are trained on, over all ranks.
+        num_turns: their turns, over all ranks.
     """
 
     batches: list[MicroBatch]
@@ -52,11 +52,17 @@ def loss_options(rl: RLOptions) -> LossOptions:
 def split_groups(turns: dict[int, list[TrainTurn]], num_updates: int) -> list[list[TrainTurn]]:
     """This rank's turns of each optimizer step: whole groups, nearly the same number of tokens in every step. Collective.
 
+    Where groups were left out there are fewer steps, so that none has fewer groups than it would have had with all of them: a
+    mean over few groups is a noisier gradient of the same size.
+
     Args:
-        turns: by group id, those that this rank sampled.
+        turns: by group id, those that this rank sampled; a group that was left out has none.
+        num_updates: optimizer steps if no group is left out.
     """
     sizes = {group_id: sum(turn.num_inputs for turn in group) for group_id, group in turns.items()}
     all_sizes = sorted(distributed.gather_lists(list(sizes.items())))
+    left = sum(size > 0 for _, size in all_sizes)
+    num_updates = max(1, num_updates * left // len(all_sizes))
     parts = balanced_partition([size for _, size in all_sizes], num_updates)
     updates: list[list[TrainTurn]] = [[] for _ in range(num_updates)]
     for (group_id, _), part in zip(all_sizes, parts, strict=True):
@@ -77,13 +83,15 @@ def prepare_update(turns: list[TrainTurn], rl: RLOptions) -> Update | None:
     trajectory_ids = torch.tensor([turn.trajectory_id for turn in turns], dtype=torch.int64)
     group_ids = torch.tensor([turn.group_id for turn in turns], dtype=torch.int64)
     weights, count = token_weights(rl.aggregation, lens, trajectory_ids, group_ids, rl.aggregation_tokens)
-    counts = torch.tensor([count, float(lens.sum()), float(len(turns))], dtype=torch.float64)
+    trained = [turn for turn in turns if not turn.only_counted]
+    num_trained = sum(len(turn.turn.response_ids) for turn in trained)
+    counts = torch.tensor([count, num_trained, len(trained)], dtype=torch.float64)
     denominator, num_tokens, num_turns = distributed.sum_over_ranks(counts).tolist()
     if num_tokens == 0:
         return None
     for turn, weight in zip(turns, weights.tolist(), strict=True):
         turn.weight = weight / denominator
-    batches = pack_turns(rebalance(turns), rl.micro_batch_tokens)
+    batches = pack_turns(rebalance(trained), rl.micro_batch_tokens)
     batches += [empty_micro_batch()] * (distributed.max_over_ranks(len(batches)) - len(batches))
     return Update(batches, int(num_tokens), int(num_turns))
 

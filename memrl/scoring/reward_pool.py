@@ -13,48 +13,55 @@ import json
 import os
 import queue
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
 from pathlib import Path
+from typing import IO
 
-from memrl.scoring.reward_worker import one_line
+from memrl.scoring.reward_worker import LOST_SOCKET, START, one_line
 from memrl.scoring.scores import verifier_scores
 from memrl.types import Sample, Trajectory
 
 START_LIMIT_S = 120.0  # to import the reward function's file, which may load libraries
 ERRORS_PRINTED = 5
+MAX_REPLY = 2**20  # bytes; honest replies have some hundred
+OUTPUT_LIMIT = 2**16  # bytes that a call may print; the rest is read and dropped, so that it fills no log and blocks no function
 SHORT = 400  # characters that take the verifiers less time than sending them to a worker
 
 
 class RewardPool(contextlib.AbstractContextManager):
     """Scores trajectories by a reward function, or by the strict verifier.
 
-    If the function raises, returns anything but finite numbers, or exceeds the time limit, the trajectory gets reward 0 and an
-    `error`; a worker that is stuck or dead is replaced.
+    If the function raises, returns anything but finite numbers, or exceeds the time limit, the trajectory gets an `error` and is
+    left out, or gets reward 0; a worker that is stuck or dead is replaced.
     """
 
-    def __init__(self, function: str | None, workers: int, timeout_s: float):
+    def __init__(self, function: str | None, workers: int, timeout_s: float, on_error: str = "skip", memory_gib: float = 0.0):
         """Start the workers; a ValueError in one line if the function cannot be loaded or a number is out of range.
 
         Args:
             function: `FILE.py:NAME`, see docs/rewards.md; None is the strict verifier.
             workers: number of processes; each imports the file once.
             timeout_s: limit for one call of the function, in seconds.
+            on_error: "skip" leaves a trajectory without a reward out; "zero" gives it reward 0.
+            memory_gib: limit for each worker; 0 sets none.
         """
         if workers < 1:
             raise ValueError(f"reward.workers is {workers}; it must be at least 1")
         if not 0 < timeout_s <= 86_400:
             raise ValueError(f"reward.timeout_s is {timeout_s}; it must be above 0 and at most 86400, a day")
-        self._function = function
+        self._function, self._on_error = function, on_error
         self._printed: set[str] = set()
         self._workers: list[_Worker] = []
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         try:
             for _ in range(workers):  # start all before waiting for the first
-                self._workers.append(_Worker(function, timeout_s))
+                self._workers.append(_Worker(function, timeout_s, memory_gib))
             for worker in self._workers:
                 worker.wait_until_ready()
                 self._idle.put(worker)
@@ -67,7 +74,7 @@ class RewardPool(contextlib.AbstractContextManager):
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
 
     async def score(self, trajectory: Trajectory, sample: Sample) -> None:
-        """Set `reward`, `scores` and `error` in place, without blocking the event loop.
+        """Set `reward`, `scores`, `error` and `left_out` in place, without blocking the event loop.
 
         `scores` has "strict" and "lenient"; with a function also "reward" and the other numbers that it returned.
         """
@@ -76,11 +83,13 @@ class RewardPool(contextlib.AbstractContextManager):
         else:
             scores, error = await asyncio.wrap_future(self._threads.submit(self._call, trajectory.response, sample))
         trajectory.scores, trajectory.error = scores, error
-        trajectory.reward = scores["strict" if self._function is None else "reward"]
+        trajectory.reward = scores["strict"] if self._function is None else scores.get("reward", 0.0)
+        trajectory.left_out = bool(error) and self._on_error == "skip"
         if error and error not in self._printed and len(self._printed) < ERRORS_PRINTED:
             self._printed.add(error)
             note = "; further kinds of errors are counted, not printed" if len(self._printed) == ERRORS_PRINTED else ""
-            print(f"reward function {self._function}: {error}; reward 0{note}", file=sys.stderr, flush=True)
+            what = "left out" if self._on_error == "skip" else "reward 0"
+            print(f"reward function {self._function}: {error}; {what}{note}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Kill all workers at once; scores in progress are lost."""
@@ -99,11 +108,11 @@ class RewardPool(contextlib.AbstractContextManager):
         try:
             # The verifiers do not read metadata, so it is not sent to them.
             metadata = {} if self._function is None else sample.metadata
-            reply = worker.ask(json.dumps([response, list(sample.answers), sample.match, metadata]).encode())
+            reply = worker.ask([response, list(sample.answers), sample.match, metadata])
             return reply["scores"], reply["error"]
         except Exception as error:  # any failure here is this trajectory's error; the run continues
             scores = verifier_scores(response, sample.answers, sample.match)
-            return (scores, "") if self._function is None else (scores | {"reward": 0.0}, one_line(error))
+            return scores, "" if self._function is None else one_line(error)
         finally:
             self._idle.put(worker)
 
@@ -111,31 +120,43 @@ class RewardPool(contextlib.AbstractContextManager):
 class _Worker:
     """A process that is started again after it died. One thread at a time uses it; any thread may call `retire`."""
 
-    def __init__(self, function: str | None, timeout_s: float):
-        self._arguments = [str(timeout_s), *([] if function is None else [function])]
-        self._timeout_s = timeout_s
+    def __init__(self, function: str | None, timeout_s: float, memory_gib: float):
+        self._arguments = [str(timeout_s), str(memory_gib), *([] if function is None else [function])]
+        self._timeout_s, self._room = timeout_s, OUTPUT_LIMIT
         self._retired, self._lock = False, threading.Lock()
         self._spawn()
 
     def _spawn(self) -> None:
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])),
-            # A function may iterate over a set; without this the order would differ between workers.
-            "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
-        }
+        # A function may iterate over a set; without this the order would differ between workers.
+        environment = {"PYTHONHASHSEED": "0"} | os.environ
         with self._lock:
             if self._retired:
                 raise RuntimeError("the reward pool is closed")
+            self._number = 0
             self._connection, remote = Pipe()
+            # A worker that neither reads nor writes on (stopped, or its interpreter lock is held) must not hold up the thread.
+            _limit_waiting(self._connection.fileno(), self._timeout_s)
             with remote:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-u", "-m", "memrl.scoring.reward_worker", str(remote.fileno()), *self._arguments],
+                    [sys.executable, "-u", "-c", START, str(Path(__file__).parents[2]), str(remote.fileno()), *self._arguments],
                     stdin=subprocess.DEVNULL,
-                    stdout=2,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
                     pass_fds=[remote.fileno()],
                     env=environment,
                     start_new_session=True,  # Ctrl-C goes to the trainer alone, and the function's children can be killed too
                 )
+        threading.Thread(target=self._show_output, args=(self._process.stdout,), daemon=True).start()
+
+    def _show_output(self, pipe: IO[bytes]) -> None:
+        """Copy what a worker prints to standard error, up to OUTPUT_LIMIT bytes of each call."""
+        with pipe, contextlib.suppress(OSError, ValueError):
+            while data := os.read(pipe.fileno(), OUTPUT_LIMIT):
+                shown, self._room = data[: self._room], max(0, self._room - len(data))
+                if shown:
+                    os.write(2, shown)
+                    if not self._room:
+                        os.write(2, b"\n(this call of the reward function prints more, which is not shown)\n")
 
     def wait_until_ready(self) -> None:
         error = self._receive("importing the file", START_LIMIT_S)["error"]
@@ -143,28 +164,45 @@ class _Worker:
             self.discard()
             raise ChildProcessError(error)
 
-    def ask(self, request: bytes) -> dict:
+    def ask(self, request: list) -> dict:
         """Send one request and return the reply; TimeoutError or ChildProcessError without one."""
         # An idle worker sends nothing: only the end of a dead one can be read (killed by the kernel for memory, for example).
         if self._connection.closed or self._connection.poll():
             self.discard()
             self._spawn()
             self.wait_until_ready()
-        with contextlib.suppress(OSError):  # a broken pipe; `_receive` reports the cause
-            self._connection.send_bytes(request)
+        self._number, self._room = self._number + 1, OUTPUT_LIMIT
+        message = json.dumps([self._number, *request]).encode()
+        try:
+            self._connection.send_bytes(message)
+        except BlockingIOError:
+            self.discard()
+            raise TimeoutError(f"the worker took no request for {self._timeout_s:g} s") from None
+        except OSError:
+            pass  # a broken pipe; `_receive` reports the cause
         return self._receive("scoring", self._timeout_s)
 
     def _receive(self, doing: str, limit_s: float) -> dict:
         try:
             if self._connection.poll(limit_s):
-                return json.loads(self._connection.recv_bytes())
-        except (EOFError, OSError):
+                reply = json.loads(self._connection.recv_bytes(MAX_REPLY))
+                if reply["number"] == self._number:
+                    return reply
+                raise ValueError
+        except (EOFError, ConnectionError):
             self.discard()
-            status = self._process.returncode
-            cause = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
-            raise ChildProcessError(f"{doing} ended the worker: {cause}") from None
+            raise ChildProcessError(f"{doing} ended the worker: {self._end()}") from None
+        except (OSError, ValueError, TypeError, LookupError):
+            self.discard()
+            raise ChildProcessError(f"{doing} wrote into the worker's own connection") from None
         self.discard()
         raise TimeoutError(f"{doing} took longer than {limit_s:g} s")
+
+    def _end(self) -> str:
+        status = self._process.returncode
+        if status == LOST_SOCKET:
+            return "the function closed a file descriptor that it did not open"
+        return f"exit status {status}" if status >= 0 else signal.Signals(-status).name
 
     def retire(self) -> None:
         """Kill the process and start no other."""
@@ -182,3 +220,10 @@ class _Worker:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # it is exiting, and keeps its own exit status
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+
+
+def _limit_waiting(descriptor: int, limit_s: float) -> None:
+    """Let reads and writes of a socket that wait longer than `limit_s` raise BlockingIOError."""
+    with socket.socket(fileno=os.dup(descriptor)) as own:
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            own.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(limit_s), 1 + int(limit_s % 1 * 999_998)))

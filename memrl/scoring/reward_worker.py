@@ -1,8 +1,8 @@
-"""A worker process of the reward pool: `python -m memrl.scoring.reward_worker SOCKET TIMEOUT_S [FILE.py:NAME]`.
+"""A worker process of the reward pool, started with START and the arguments ROOT SOCKET TIMEOUT_S MEMORY_GIB [FILE.py:NAME].
 
-It answers requests [response, answers, match, metadata] with {"scores": {name: number}, "error": text}, both JSON, over a socket
-inherited as a file descriptor. Standard output belongs to the reward function, so its prints cannot be mistaken for replies. The
-function runs in the main thread, the only one in which Python allows setting alarms.
+It answers requests [number, response, answers, match, metadata] with {"number": number, "scores": {name: number}, "error": text},
+both JSON, over a socket inherited as a file descriptor. Standard output belongs to the reward function, so its prints cannot be
+mistaken for replies. The function runs in the main thread, the only one in which Python allows setting alarms.
 """
 
 import contextlib
@@ -11,6 +11,8 @@ import inspect
 import json
 import math
 import os
+import reprlib
+import resource
 import select
 import signal
 import sys
@@ -23,30 +25,66 @@ from typing import Any
 
 from memrl.scoring.scores import verifier_scores
 
+# `python -m` would put the current folder first, and a json.py there in the place of Python's own. (-P needs Python 3.11.)
+START = (
+    "import sys; sys.path[:] = filter(None, sys.path); root = sys.argv.pop(1); root in sys.path or sys.path.insert(0, root); "
+    "from memrl.scoring.reward_worker import main; main(*sys.argv[1:])"
+)
 ERROR_CHARACTERS = 300
 ORPHAN_GRACE_S = 2.0
+LOST_SOCKET = 77  # exit status of a worker whose socket the function has closed
+# Groups are compared in fp32, which above a million no longer tells rewards apart that differ by 0.05. The largest honest rewards
+# that come to mind are counts of characters and milliseconds.
+MAX_REWARD = 1e6
+MAX_NUMBERS, MAX_NAME = 1000, 100  # in a returned dict, which is logged with the trajectory; characters of a name
 
 
-def main(socket: int, timeout_s: float, specification: str | None) -> None:
+def main(socket_number: str, timeout_s: str, memory_gib: str, specification: str | None = None) -> None:
+    socket, limit_s, own = int(socket_number), float(timeout_s), os.getpid()
+    prepare_process(float(memory_gib))
     ignore_signals()
     os.set_inheritable(socket, False)
+    identity, folder = os.fstat(socket), os.getcwd()
     connection = Connection(socket)
     threading.Thread(target=end_with_parent, args=(socket,), daemon=True).start()
     try:
         function = None if specification is None else load_function(specification)
-        connection.send_bytes(json.dumps({"error": ""}).encode())
+        connection.send_bytes(json.dumps({"number": 0, "error": ""}).encode())
     except ValueError as error:
-        connection.send_bytes(json.dumps({"error": str(error)}).encode())
+        connection.send_bytes(json.dumps({"number": 0, "error": str(error)}).encode())
         return
     with contextlib.suppress(EOFError, OSError):  # the trainer is gone
         while True:
-            request = json.loads(connection.recv_bytes())
+            number, *request = json.loads(connection.recv_bytes())
             # The pool kills a call that takes too long. If the pool is gone and the function holds the interpreter lock, so that
             # the thread above cannot run either, this alarm ends the process.
-            signal.setitimer(signal.ITIMER_REAL, timeout_s + ORPHAN_GRACE_S)
-            reply = judge(function, *request)
+            signal.setitimer(signal.ITIMER_REAL, limit_s + ORPHAN_GRACE_S)
+            reply = {"number": number} | judge(function, *request)
             signal.setitimer(signal.ITIMER_REAL, 0)
+            if os.getpid() != own:  # the function forked and returned in the child too: only its parent replies
+                os._exit(0)
+            if not is_same_file(socket, identity):  # closed, or a file of the function's that has got its number
+                os._exit(LOST_SOCKET)
+            with contextlib.suppress(OSError):  # a deleted folder
+                os.chdir(folder)
             connection.send_bytes(json.dumps(reply).encode())
+
+
+def prepare_process(memory_gib: float) -> None:
+    """Limit this process's memory, 0 sets no limit; where memory runs out, the kernel ends it before the trainer."""
+    with contextlib.suppress(OSError):  # other systems than Linux
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    if memory_gib:
+        limit = int(memory_gib * 2**30)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def is_same_file(descriptor: int, identity: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), identity)
+    except OSError:
+        return False
 
 
 def ignore_signals() -> None:
@@ -95,16 +133,24 @@ def load_function(specification: str) -> Callable[[str, list[str], dict], Any]:
 
 
 def judge(function: Callable | None, response: str, answers: list[str], match: str, metadata: dict) -> dict[str, Any]:
-    """The reply to one request: the verifiers' scores and the function's, if there is one; an error gives "reward" 0."""
+    """The reply to one request: the verifiers' scores and, if there is a function and no error, the function's numbers."""
     scores = verifier_scores(response, answers, match)
     if function is None:
         return {"scores": scores, "error": ""}
     try:
         return {"scores": scores | numbers_of(function(response, answers, metadata)), "error": ""}
     except BaseException as error:
+        return {"scores": scores, "error": one_line(error) + _place(error)}
+
+
+def _place(error: BaseException) -> str:
+    """Where in the function's own file an exception was raised."""
+    try:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
         own = [f" ({os.path.basename(file)}:{line})" for file, line, *_ in frames if file == frames[0].filename]
-        return {"scores": scores | {"reward": 0.0}, "error": one_line(error) + (own[-1] if own else "")}
+        return own[-1] if own else ""
+    except BaseException:  # an exception may define what it likes
+        return ""
 
 
 def numbers_of(result: Any) -> dict[str, float]:
@@ -112,23 +158,41 @@ def numbers_of(result: Any) -> dict[str, float]:
     named = result if isinstance(result, dict) else {"reward": result}
     if "reward" not in named:
         raise ValueError('the returned dict has no "reward"')
+    if len(named) > MAX_NUMBERS:
+        raise ValueError(f"the returned dict has {len(named)} numbers; at most {MAX_NUMBERS} are logged")
     numbers = {}
     for name, value in named.items():
-        if not isinstance(name, str) or name in ("strict", "lenient"):
-            raise ValueError(f"a score cannot be named {name!r}; names are text, and strict and lenient are taken")
+        if not isinstance(name, str) or name in ("strict", "lenient") or len(name) > MAX_NAME:
+            raise ValueError(
+                f"a score cannot be named {_short(name)}; names are text of at most {MAX_NAME} characters, and strict and "
+                "lenient are taken"
+            )
         if not hasattr(value, "__float__"):  # float() would parse text too
-            raise TypeError(f"{name} is {value!r}, not a number")
+            raise TypeError(f"{name} is {_short(value)}, not a number")
         numbers[name] = float(value)
         if not math.isfinite(numbers[name]):
             raise ValueError(f"{name} is {numbers[name]}, not a finite number")
+    if abs(numbers["reward"]) > MAX_REWARD:
+        raise ValueError(f"reward is {numbers['reward']:g}; rewards must be between -{MAX_REWARD:,.0f} and {MAX_REWARD:,.0f}")
     return numbers
 
 
+def _short(value: Any) -> str:
+    """A value in a few words; of an object only its type, because its address would differ in each message."""
+    plain = value is None or isinstance(value, str | bytes | int | float | complex | list | tuple | dict)
+    return reprlib.repr(value) if plain else f"of type {type(value).__name__}"
+
+
 def one_line(error: BaseException) -> str:
-    """Type and message in one line of at most ERROR_CHARACTERS."""
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    """Type and message in one line of at most ERROR_CHARACTERS, without control characters."""
+    try:
+        name = type(error).__name__
+        try:
+            text = f"{name}: {str(error)[: 10 * ERROR_CHARACTERS]}"
+        except BaseException:  # a class may define __str__ as it likes
+            text = f"{name}, whose message cannot be printed"
+    except BaseException:
+        text = "an exception that cannot be printed"
+    text = " ".join(text.split()).removesuffix(":")
+    text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
     return text if len(text) <= ERROR_CHARACTERS else text[: ERROR_CHARACTERS - 3] + "..."
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None)

@@ -133,18 +133,23 @@ class RunFolder:
         found = (re.fullmatch(r"step-(\d+)", p.name) for p in self.checkpoints.glob("step-*"))
         return sorted(int(match[1]) for match in found if match)
 
-    def save(self, engine: Engine, step: int, keep_last: int, export: Callable[[Path], None] | None = None) -> None:
+    def save(
+        self, engine: Engine, step: int, keep_last: int, export: Callable[[Path], None] | None = None, keep: int | None = None
+    ) -> None:
         """Write the checkpoint after `step` steps under a temporary name and rename it; raises SaveError. Collective over ranks.
 
-        `export`, called on rank 0, writes a Hugging Face folder of the weights: the checkpoint's and the run's model/.
+        `export`, called on rank 0, writes a Hugging Face folder of the weights: the checkpoint's and the run's model/. `keep` is
+        the step of an older checkpoint that is not deleted.
         """
         temporary = self.checkpoints / f"tmp-{step}"
         what = f"the checkpoint after step {step}"
         self._on_rank_0(what, temporary, temporary.mkdir)  # `open` deleted what a killed run left there
         self._together(what, temporary, lambda: engine.save(temporary))
-        self._on_rank_0(what, temporary, lambda: self._complete(temporary, step, keep_last, export))
+        self._on_rank_0(what, temporary, lambda: self._complete(temporary, step, keep_last, export, keep))
 
-    def _complete(self, temporary: Path, step: int, keep_last: int, export: Callable[[Path], None] | None) -> None:
+    def _complete(
+        self, temporary: Path, step: int, keep_last: int, export: Callable[[Path], None] | None, keep: int | None
+    ) -> None:
         if export is not None:
             export(temporary / "model")
         state = {"step": step, "world_size": distributed.world_size()}
@@ -157,7 +162,7 @@ class RunFolder:
         temporary.rename(self.checkpoints / f"step-{step}")
         sync_path(self.checkpoints)
         self._publish(step)
-        for old in self._steps()[:-keep_last]:
+        for old in [old for old in self._steps()[:-keep_last] if old != keep]:
             # Renamed first, so that a half-deleted checkpoint is never taken for a whole one.
             doomed = self.checkpoints / f"tmp-old-{old}"
             (self.checkpoints / f"step-{old}").rename(doomed)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from memrl.config import TrainConfig
+from memrl.config import TrainConfig, flatten
 from memrl.utils.progress import EVERY_SECONDS, Progress, format_seconds
 
 # Title, width, metric, format.
@@ -90,6 +90,27 @@ def command_name() -> str:
     program = command if command.is_file() else python
     shown = shlex.quote(str(program.relative_to(here) if program.is_relative_to(here) else program))
     return shown if program == command else f"{shown} -m memrl"
+
+
+# What others who rebuilt the original's run most often had different, with its values.
+_RECIPE = {
+    "reward.function": None,
+    "rl.kl_coef": 0.001,
+    "rl.clip_low": 0.2,
+    "rl.clip_high": 0.2,
+    "rl.normalize_std": False,
+    "rollout.top_p": 1.0,
+}
+
+
+def recipe_line(config: TrainConfig) -> str:
+    """Which of the settings that matter most differ from the original's 7B run: exact-match reward, KL, clips, std and top_p."""
+    settings = flatten(config.to_dict())
+    wanted = {name: "the exact match" if value is None else value for name, value in _RECIPE.items()}
+    differ = [f"{name} {settings[name]} (original: {wanted[name]})" for name in _RECIPE if settings[name] != _RECIPE[name]]
+    if differ:
+        return f"differs from the original's recipe: {', '.join(differ)}"
+    return "as in the original's recipe: exact-match reward, KL 0.001, clip 0.2/0.2, no division by the std, top_p 1"
 
 
 def next_commands(config: TrainConfig, memrl: str = "memrl") -> list[str]:

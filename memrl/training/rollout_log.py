@@ -4,18 +4,20 @@ from collections.abc import Iterator
 
 from memrl.rl.rollout import has_signal
 from memrl.tokenizer import Tokenizer
-from memrl.types import Group, Turn
+from memrl.types import Group, Trajectory, Turn
 
 
 def rollout_records(step: int, groups: list[Group], count: int, tokenizer: Tokenizer) -> Iterator[dict]:
     """Up to `count` trajectories of the first group with signal: the best, the worst, the second best, and so on.
 
-    Best and worst side by side show what made the difference.
+    Best and worst side by side show what made the difference. Those without a reward come last.
     """
     group = next(filter(has_signal, groups), groups[0])
-    ranked = sorted(range(len(group.trajectories)), key=lambda index: -group.trajectories[index].reward)
-    for place in range(min(count, len(ranked))):
-        index = ranked[place // 2] if place % 2 == 0 else ranked[-1 - place // 2]
+    failed = [index for index, trajectory in enumerate(group.trajectories) if trajectory.left_out]
+    others = [index for index, trajectory in enumerate(group.trajectories) if not trajectory.left_out]
+    ranked = sorted(others, key=lambda index: -group.trajectories[index].reward)
+    order = [ranked[place // 2] if place % 2 == 0 else ranked[-1 - place // 2] for place in range(len(ranked))]
+    for index in (order + failed)[:count]:
         trajectory = group.trajectories[index]
         yield {
             "step": step,
@@ -25,10 +27,15 @@ def rollout_records(step: int, groups: list[Group], count: int, tokenizer: Token
             "match": group.sample.match,
             "group": group.id,
             "rollout": index,
-            **{name: getattr(trajectory, name) for name in ("reward", "penalty", "advantage", "scores", "error")},
-            "group_rewards": [t.reward for t in group.trajectories],
+            "reward": _reward(trajectory),
+            **{name: getattr(trajectory, name) for name in ("penalty", "advantage", "scores", "error")},
+            "group_rewards": [_reward(t) for t in group.trajectories],
             "turns": [_turn_record(turn, tokenizer) for turn in trajectory.turns],
         }
+
+
+def _reward(trajectory: Trajectory) -> float | None:
+    return None if trajectory.left_out else trajectory.reward
 
 
 def _turn_record(turn: Turn, tokenizer: Tokenizer) -> dict:

@@ -6,14 +6,15 @@ import sys
 from pathlib import Path
 
 from memrl.agents import AgentConfig
-from memrl.config import TrainConfig
+from memrl.config import RewardOptions, TrainConfig
 from memrl.engine import distributed
 from memrl.model import load_model, read_config
 from memrl.report.curves import plot_curves
+from memrl.rl.health import RunError
 from memrl.scoring.reward_pool import RewardPool
 from memrl.tokenizer import load_tokenizer
 from memrl.training.checkpoint import RunFolder, SaveError
-from memrl.training.console import StepTable, command_name, next_commands
+from memrl.training.console import StepTable, command_name, next_commands, recipe_line
 from memrl.training.graceful_stop import GracefulStop
 from memrl.training.inputs import build_agent, run_inputs
 from memrl.training.miniature_report import evaluate_policy, has_report, write_report
@@ -26,7 +27,8 @@ from memrl.utils.devices import set_threads
 def run(config: TrainConfig) -> int:
     """Train as configured; returns the exit code of the process.
 
-    0: done. 1: something could not be written. 2: an error in the settings or their files. 130, 143: stopped by SIGINT, SIGTERM.
+    0: done. 1: something could not be written. 2: an error in the settings or their files, or a run that cannot go on. 130, 143:
+    stopped by SIGINT, SIGTERM.
     """
     stop = GracefulStop(f"the same command resumes from the last checkpoint in {config.run_dir}")
     set_threads(config.threads)
@@ -34,21 +36,22 @@ def run(config: TrainConfig) -> int:
         distributed.init(config.device)
     try:
         _run(config, stop)
-    except (SaveError, OSError) as error:
+    except (SaveError, OSError, RunError) as error:
         if os.environ.get("MEMRL_TRACEBACK"):
             raise
-        return _end_with_write_error(error)
+        return _end_with_error(error)
     distributed.shutdown()
     return stop.exit_code
 
 
-def _end_with_write_error(error: Exception) -> int:
-    """Print the error in one line: on rank 0 if all ranks raised it (SaveError), otherwise on the rank where it happened."""
-    if distributed.rank() == 0 or not isinstance(error, SaveError):
+def _end_with_error(error: Exception) -> int:
+    """Print the error in one line: on rank 0 if all ranks raised it, otherwise on the rank where it happened."""
+    is_common = isinstance(error, SaveError | RunError)
+    if distributed.rank() == 0 or not is_common:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-    if isinstance(error, SaveError):
+    if is_common:
         distributed.shutdown()
-        return 1
+        return 1 if isinstance(error, SaveError) else 2
     os._exit(1)  # a normal exit could wait endlessly for the other ranks, which wait for this one
 
 
@@ -59,7 +62,7 @@ def _run(config: TrainConfig, stop: GracefulStop) -> None:
             read_config(config.model.path)  # a model that cannot be used must not leave a run folder
         agent = build_agent(config.agent)
         # Before the folder is opened: an error in the reward function must not cost a warm start nor fix the folder's settings.
-        rewards = RewardPool(config.reward.function, config.reward.workers, config.reward.timeout_s)
+        rewards = start_rewards(config.reward)
         folder = RunFolder(config.run_dir)
         first_step = folder.open(config, run_inputs(agent, config.data.path, config.reward.function))
         start = Path(config.model.path) if config.model.path else _warm_start(config, folder, agent)
@@ -67,6 +70,7 @@ def _run(config: TrainConfig, stop: GracefulStop) -> None:
         trainer = Trainer(config, folder, start, tokenizer, agent, rewards)
         trainer.resume(first_step)
     _say(f"{describe(trainer)}; writing to {folder.path}")
+    _say(recipe_line(config))
     if config.report.lengths and not has_report(trainer, "before"):
         evaluate_policy(trainer, "before", load_model(start, config.model.dtype, distributed.device()))
     if first_step:
@@ -92,6 +96,10 @@ def _run(config: TrainConfig, stop: GracefulStop) -> None:
     for command in next_commands(config, command_name()):
         _say(f"next: {command}")
     trainer.close()
+
+
+def start_rewards(options: RewardOptions) -> RewardPool:
+    return RewardPool(options.function, options.workers, options.timeout_s, options.on_error, options.memory_gib)
 
 
 def _train(trainer: Trainer, first_step: int, stop: GracefulStop) -> int:

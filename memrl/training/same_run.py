@@ -38,6 +38,8 @@ FREE_KEYS = (
     "log",
     "report",
     "reward.timeout_s",
+    "reward.memory_gib",
+    "reward.max_failed_steps",
     "model.attention",
     "model.checkpoint_layers",
     "rl.reference",

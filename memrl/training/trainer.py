@@ -11,6 +11,7 @@ and at regular intervals a validation and a checkpoint (training/validation.py, 
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from memrl.kernels.attention import pick_attention
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import load_model, save_model
 from memrl.model.hf_config import read_config
+from memrl.rl.health import RunError, StepWatch, first_not_finite, first_update_warnings, on_all_ranks
 from memrl.rl.metrics import rollout_metrics, update_metrics
 from memrl.rl.packing import TrainTurn
 from memrl.rl.reference import make_reference
@@ -67,6 +69,7 @@ class Trainer:
 
         Raises:
             ValueError: something cannot be read, or the agent's limits allow turns that the other settings do not.
+            RunError: the weights are not finite.
         """
         self.config, self.run, self.tokenizer, self.agent, self.rewards = config, run, tokenizer, agent, rewards
         self.source = make_source(config.data, config.rl.prompts_per_step, config.seed)
@@ -77,7 +80,10 @@ class Trainer:
         self._check_inputs(training, start)
         self._load_models(start)
         self.llm = self._make_llm(Decoding(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k))
+        self._watch = StepWatch(config.reward, config.rl, config.log.flat_steps)
         self._skipped_in_a_row = 0
+        self._last_sound: int | None = None  # step of the last checkpoint that was not saved between skipped optimizer steps
+        self._is_first_update, self._is_start = True, True
 
     def _check_inputs(self, training: Sequence[Sample], start: Path) -> None:
         """Raise ValueError now for what would otherwise end the run at its first long question or document."""
@@ -101,6 +107,7 @@ class Trainer:
         config, device = self.config, distributed.device()
         rl, rollout = config.rl, config.rollout
         self.replica = load_model(start, config.model.dtype, device).requires_grad_(False)
+        self._check_finite(f"the weights in {start} are")
         policy = load_policy(start, config.model, config.optim, config.engine, config.seed, device)
         self.engine = Engine(policy, config.optim, config.engine, rl.steps * rl.updates_per_step * rl.epochs)
         self.reference = make_reference(rl, config.model, start, self.replica, self.engine, device)
@@ -123,7 +130,8 @@ class Trainer:
         """Load what was saved after `first_step` steps; nothing for step 0."""
         if first_step:
             self.run.load(self.engine, first_step)
-            self.engine.copy_weights_to(self.replica)
+            self._update_replica(f"the weights in the checkpoint after step {first_step} are")
+            self._last_sound, self._is_start = first_step, False
         if distributed.rank() == 0:
             self.run.truncate_logs(first_step or -1)  # a validation before the first step is logged as step 0
 
@@ -149,25 +157,33 @@ class Trainer:
             on_step(done, metrics, seconds, validation)
             # Also without checkpoint.every, a run that was stopped has a checkpoint; its last step must not leave an older one.
             if (every and (done % every == 0 or is_last)) or stopping or (is_last and first_step):
-                self.run.save(self.engine, done, self.config.checkpoint.keep_last, self.export)
+                self._save(done)
                 stopping = stop.agreed()  # includes a request that came while saving
             if stopping:
                 return done
         stop.step = None
         return steps
 
+    def _save(self, done: int) -> None:
+        """Save a checkpoint. While optimizer steps are skipped, the last one from before the first of them is kept: its weights
+        are those before the run diverged."""
+        is_sound = self._skipped_in_a_row == 0
+        keep = None if is_sound else self._last_sound
+        self.run.save(self.engine, done, self.config.checkpoint.keep_last, self.export, keep)
+        if is_sound:
+            self._last_sound = done
+
     def step(self, step: int) -> tuple[dict[str, float], dict[str, float]]:
         """Sample one batch and run its optimizer steps; logs and returns the step's metrics and seconds."""
         rl = self.config.rl
         started = time.perf_counter()
         indices = range(distributed.rank(), rl.prompts_per_step, distributed.world_size())
-        groups = collect_step(
-            self.llm, self.source, self.agent, self.rewards, rl, seed=self.config.seed, step=step, question_indices=indices
-        )
+        options = {"seed": self.config.seed, "step": step, "question_indices": indices}
+        groups = on_all_ranks(lambda: collect_step(self.llm, self.source, self.agent, self.rewards, rl, **options))
         self.sampler.release()  # the update needs the memory, and the cached keys and values belong to the old weights
         sampled = time.perf_counter()
-        updates = self._update(assign_advantages(groups.kept, rl, self.agent))
-        self.engine.copy_weights_to(self.replica)
+        updates = self._update(step, assign_advantages(groups.kept, rl, self.agent))
+        self._update_replica(f"after step {step + 1} the weights are")
         metrics = {"step": step + 1} | rollout_metrics(groups) | update_metrics(updates)
         finished = time.perf_counter()
         tokens = metrics["rollout/response_tokens"] * metrics["rollout/turns"]
@@ -182,18 +198,25 @@ class Trainer:
             self.run.log("timing.jsonl", {"step": step + 1} | seconds)
             for record in rollout_records(step + 1, groups.kept, self.config.log.rollouts, self.tokenizer):
                 self.run.log("rollouts.jsonl", record)
+        if (warning := self._watch.check(metrics, groups.kept + groups.replaced)) is not None:
+            warn(f"step {step + 1}: {warning}")
         return metrics, seconds
 
-    def _update(self, turns: dict[int, list[TrainTurn]]) -> list[dict[str, float]]:
+    def _update(self, step: int, turns: dict[int, list[TrainTurn]]) -> list[dict[str, float]]:
         """The batch's optimizer steps: `epochs` passes over the same updates."""
         rl, temperature = self.config.rl, self.config.rollout.temperature
         parts = split_groups(turns, rl.updates_per_step)
         updates = [update for part in parts if (update := prepare_update(part, rl)) is not None]
         add_logprobs(updates, self.engine, self.reference, rl, temperature, self.attention)
         records = []
-        for update in updates * rl.epochs:
+        planned = step * rl.updates_per_step * rl.epochs
+        for number, update in enumerate(updates * rl.epochs):
             metrics = accumulate_gradients(self.engine, update, rl, temperature, self.attention)
-            grad_norm, lr = self.engine.step()
+            if self._is_first_update:
+                self._is_first_update = False
+                for warning in first_update_warnings(metrics, self.replica.dtype, rl, temperature, self._is_start):
+                    warn(f"step {step + 1}: {warning}")
+            grad_norm, lr = self.engine.step(planned + number)
             records.append(metrics | {"grad_norm": grad_norm, "lr": lr})
             self._check_gradient(grad_norm)
         return records
@@ -202,10 +225,20 @@ class Trainer:
         """End a run that no longer learns: DeepSpeed silently skips a step whose gradient is not finite."""
         self._skipped_in_a_row = 0 if math.isfinite(grad_norm) else self._skipped_in_a_row + 1
         if self._skipped_in_a_row == MAX_SKIPPED:
-            raise RuntimeError(
+            earlier = "" if self._last_sound is None else f"; the last checkpoint from before them is step-{self._last_sound}"
+            raise RunError(
                 f"the gradient was not finite in {MAX_SKIPPED} optimizer steps in a row; lower optim.lr and start again, or "
-                f"resume from an earlier checkpoint in {self.run.checkpoints}"
+                f"resume from an earlier checkpoint in {self.run.checkpoints}{earlier}"
             )
+
+    def _update_replica(self, what: str) -> None:
+        self.engine.copy_weights_to(self.replica)
+        self._check_finite(what)
+
+    def _check_finite(self, what: str) -> None:
+        """End a run that would sample from, save or publish a broken model: the replica is what all of them read."""
+        if (name := first_not_finite(self.replica)) is not None:
+            raise RunError(f"{what} not finite (the first: {name}); take other weights, or lower optim.lr and start again")
 
     def validate(self, step: int) -> dict[str, float]:
         """Validate the current weights, log the scores and keep the best policy. Collective."""
@@ -215,6 +248,9 @@ class Trainer:
             llm, self.validation_samples, self.agent, self.rewards, repeats=options.repeats, seed=self.config.seed
         )
         self.sampler.release()
+        if record["errors"]:
+            mean = "its mean is over the others" if self.config.reward.on_error == "skip" else "each counts as 0"
+            warn(f"validation after step {step}: {record['errors']} of {record['n']} rewards failed; {mean}")
         if distributed.rank() == 0:
             seconds = record.pop("seconds")
             self.run.log("validation.jsonl", {"step": step} | record)
@@ -230,3 +266,9 @@ class Trainer:
     def close(self) -> None:
         self.rewards.close()
         self.engine.close()
+
+
+def warn(text: str) -> None:
+    """One line on rank 0's standard error."""
+    if distributed.rank() == 0:
+        print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ from memrl.data import load_samples
 from memrl.data.needle import make_sample
 from memrl.engine import distributed
 from memrl.llm import LocalLLM
+from memrl.rl.health import on_all_ranks
 from memrl.rl.metrics import means_over_ranks, truncated
 from memrl.scoring.reward_pool import RewardPool
 from memrl.types import Sample, Trajectory
@@ -39,8 +40,12 @@ def validate_policy(
     The random numbers are the same in every validation, so that two validations differ by the weights alone.
 
     Returns:
-        "reward", "strict" and "lenient": means over the readings; "reward_best": the mean over samples of their best reading;
-        "n": the number of readings; "truncated": the fraction of turns that reached their token cap; "seconds".
+        "reward": mean over the readings without those that `reward.on_error` leaves out, NaN if those are all; "reward_best": the
+        mean over samples of their best one; "strict" and "lenient": means over all readings; "n": the number of readings;
+        "errors": of those whose reward failed; "truncated": the fraction of turns that reached their token cap; "seconds".
+
+    Raises:
+        RunError: on every rank, if a sample cannot be read.
     """
     started = time.perf_counter()
 
@@ -52,18 +57,20 @@ def validate_policy(
     # All readings of a sample are on one rank, which finds the best of them.
     indices = range(distributed.rank(), len(samples), distributed.world_size())
     keys = [(index, repeat) for index in indices for repeat in range(repeats)]
-    trajectories = llm.run(read(*key) for key in keys)
+    trajectories = on_all_ranks(lambda: llm.run(read(*key) for key in keys))
     best: dict[int, float] = {}
     for (index, _), trajectory in zip(keys, trajectories, strict=True):
-        best[index] = max(best.get(index, -math.inf), trajectory.reward)
-    count = len(trajectories)
+        if not trajectory.left_out:
+            best[index] = max(best.get(index, -math.inf), trajectory.reward)
+    count, scored = len(trajectories), [trajectory for trajectory in trajectories if not trajectory.left_out]
     means = means_over_ranks(
         {
-            "reward": (sum(t.reward for t in trajectories), count),
+            "reward": (sum(t.reward for t in scored), len(scored)),
             "strict": (sum(t.scores["strict"] for t in trajectories), count),
             "lenient": (sum(t.scores["lenient"] for t in trajectories), count),
             "reward_best": (sum(best.values()), len(best)),
             "n": (count, None),
+            "errors": (sum(bool(t.error) for t in trajectories), None),
             "truncated": truncated([turn for trajectory in trajectories for turn in trajectory.turns]),
         }
     )
