@@ -205,8 +205,12 @@ FILES = {
     "large": ("#" * 2**21, "is larger than 1 MiB"),
     "inf": ("optim: {lr: .inf}", "optim.lr is inf"),
     "nan": ("optim: {lr: .nan}", "optim.lr is nan"),
-    "long list": ("report: {lengths: [" + "1," * 15_000 + "1]}", "holds 15001 values"),
-    "wrong section": ("rl: 5", "rl"),
+    "long list": ("report: {lengths: [" + "1," * 1500 + "1]}", "report.lengths holds 1501 values"),
+    "longer list": ("report: {lengths: [" + "1," * 15_000 + "1]}", f"more than {MAX_NODES} values"),
+    "number for a section": ("rl: 5", "rl is 5; it must hold settings"),
+    "list for a section": ("rl: [5]", "rl"),
+    "text for a section": ("rl: steps", "rl"),
+    "section for a number": ("seed: {a: 1}", "seed"),
 }
 
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 # Where nothing else is given: PyTorch's 64-bit integers and fp32 numbers, with room to multiply. What is above is a mistake.
-MOST_INT, MOST_FLOAT, MOST_VALUES = 2**31 - 1, 1e30, 10_000
+MOST_INT, MOST_FLOAT, MOST_VALUES = 2**31 - 1, 1e30, 1000
 # For several commands: threads of a process, sequences in a batch, and GiB of memory (the largest single machines have 50,000).
 MAX_THREADS, MAX_ROWS, MAX_GIB = 1024, 65_536, 1_000_000
 

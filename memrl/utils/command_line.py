@@ -30,7 +30,7 @@ from memrl.utils.yaml_files import parse_yaml, read_yaml
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 PACKAGED_CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-MAX_VALUE, MAX_BRACKETS = 20_000, 200  # of an option; the longest real ones are lists of a thousand lengths
+MAX_VALUE, MAX_MARKS = 20_000, 500  # characters, brackets and commas of an option; real ones are lists of twenty lengths
 # Types in words, by the names that jsonargparse gives them in its messages.
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "list": "a list such as [1,2]"}
 
@@ -105,6 +105,8 @@ def parse_options(
     for name, default in vars(parser.get_defaults()).items():
         if isinstance(default, Namespace) and parsed[name] is None:  # "rl:" with every line below commented out
             parser.error(f"{name} is null; give it a value or remove its line")
+        if isinstance(default, Namespace) and not isinstance(parsed[name], Namespace | dict):
+            parser.error(f"{name} is {parsed[name]!r}; it must hold settings, NAME: VALUE")
     settings = parser.instantiate(parsed).as_dict()
     options = [kind(**{item.name: settings[item.name] for item in fields(kind)}) for kind in kinds]
     with user_errors():
@@ -147,8 +149,9 @@ def _refuse_absurd(parser: Parser, arguments: Sequence[str], kinds: Sequence[typ
         name, _, value = word.partition("=") if "=" in word else (before, "", word)
         if not name.startswith("--") or name in own:
             continue
-        if len(value) > MAX_VALUE or value.count("[") + value.count("{") > MAX_BRACKETS:
-            parser.error(f"{name[2:]} has {len(value)} characters, which no option takes; shorten it")
+        marks = value.count("[") + value.count("{") + (value.count(",") if value[:1] in "[{" else 0)
+        if len(value) > MAX_VALUE or marks > MAX_MARKS:
+            parser.error(f"{name[2:]} is too long ({len(value)} characters); shorten it")
         if "&" in value and "*" in value:  # a short one can stand for 10^9 values
             try:
                 parse_yaml(value, name[2:])

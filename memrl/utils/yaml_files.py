@@ -7,7 +7,7 @@ import yaml
 from memrl.utils.files import read_bounded
 
 YAML_BYTES = 2**20  # a run's settings have 5 kB, a prompt file 3 kB
-MAX_NODES = 20_000  # values, with those that aliases stand for; parsing so many takes a second
+MAX_NODES = 3000  # values and names, with those that aliases stand for; a run's settings have 150
 MAX_DIGITS = 300  # of a whole number, as in JSON files
 
 
