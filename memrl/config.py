@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from memrl.utils.bounds import bounded, check_options
+from memrl.utils.bounds import MAX_GIB, MAX_ROWS, MAX_THREADS, bounded, check_options
 
 
 @dataclass
@@ -39,9 +39,9 @@ class DataOptions:
     path: str | None = None
     """A .jsonl or .parquet file with `question`, `context` (or `file`) and `answers` (docs/data.md), or one of the original's
     parquet files; without one, the miniature's documents are generated."""
-    min_chunks: int = bounded(6, 1)
+    min_chunks: int = bounded(6, 1, 100_000)
     """Fewest chunks of a generated document (miniature only). Each step draws one number for all its documents."""
-    max_chunks: int = 8
+    max_chunks: int = bounded(8, 1, 100_000)
     """Most chunks of a generated document (miniature only)."""
     shuffle: bool = True
     """Read the file in a new random order in each epoch; the original reads it in order."""
@@ -76,13 +76,13 @@ class RolloutOptions:
     """Must be 1: the loss uses the full softmax."""
     top_k: int = 0
     """Must be 0 (off): the loss uses the full softmax."""
-    max_rows: int = bounded(128, 1)
+    max_rows: int = bounded(128, 1, MAX_ROWS)
     """Sequences decoded together on each rank."""
     max_step_tokens: int = bounded(0, 0)
     """Prompt and response tokens per forward pass of the sampler; 0 chooses by model and device."""
     share_prefixes: bool = True
     """Compute and store common prefixes of prompts once."""
-    cache_gib: float = bounded(8.0, above=0)
+    cache_gib: float = bounded(8.0, above=0, at_most=MAX_GIB)
     """Size of the key/value cache of each rank, GiB."""
 
 
@@ -94,7 +94,7 @@ class RewardOptions:
     """`FILE.py:NAME`, a function (response, answers, metadata) -> number; without one, the strict verifier."""
     workers: int = bounded(2, 1, 1024)
     """Processes that score trajectories on each rank, so that a slow function does not delay generation."""
-    timeout_s: float = bounded(30.0, above=0)
+    timeout_s: float = bounded(30.0, above=0, at_most=1e6)
     """Seconds per call; a slower call is killed, and its reward has failed."""
     memory_gib: float = bounded(0.0, 0, 1e6)
     """Most memory of a worker (its address space), GiB; 0 sets no limit."""
@@ -111,9 +111,9 @@ class RLOptions:
 
     steps: int = bounded(400, 1)
     """Training steps; each samples one batch of rollouts."""
-    prompts_per_step: int = bounded(128, 1)
+    prompts_per_step: int = bounded(128, 1, 100_000)
     """Questions per step, over all ranks."""
-    group_size: int = bounded(16, 2, why="a group's baseline needs at least 2 rollouts")
+    group_size: int = bounded(16, 2, 65_536, why="a group's baseline needs at least 2 rollouts")
     """Rollouts per question; the group's rewards are the baseline."""
     updates_per_step: int = bounded(16, 1)
     """Optimizer steps per pass over a batch; each uses whole groups."""
@@ -180,7 +180,7 @@ class WarmStartOptions:
     """Optimizer steps on single turns of a flawed teacher; they teach the form of the task."""
     flaw: float = bounded(0.8, 0, 1)
     """Probability of the teacher's error: if a chunk ends in another fact, that fact replaces the one in memory."""
-    batch_size: int = bounded(64, 1)
+    batch_size: int = bounded(64, 1, 4096)
     """Examples per optimizer step."""
 
 
@@ -272,7 +272,7 @@ class ReportOptions:
     """Documents per length up to 64 chunks."""
     samples_long: int = bounded(64, 1)
     """Documents per longer length."""
-    max_rows: int = bounded(256, 1)
+    max_rows: int = bounded(256, 1, MAX_ROWS)
     """Sequences decoded together."""
 
 
@@ -288,7 +288,7 @@ class TrainConfig:
     """Seed of all random numbers."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto uses GPUs if there are any; cuda requires them."""
-    threads: int = bounded(0, 0, 4096)
+    threads: int = bounded(0, 0, MAX_THREADS)
     """CPU threads per rank; 0 divides the machine's cores among its ranks."""
     model: ModelOptions = field(default_factory=ModelOptions)
     warm_start: WarmStartOptions = field(default_factory=WarmStartOptions)
@@ -354,8 +354,8 @@ def validate(config: TrainConfig) -> None:
         "one would bias it",
     )
     _require(
-        all(length >= 1 for length in lengths) and len(set(lengths)) == len(lengths),
-        f"report.lengths is {lengths}; it must hold different numbers of chunks, each at least 1",
+        all(1 <= length <= 100_000 for length in lengths) and len(set(lengths)) == len(lengths),
+        f"report.lengths is {lengths}; it must hold different numbers of chunks, each between 1 and 100000",
     )
 
 

@@ -210,7 +210,7 @@ def test_a_mistake_on_the_command_line_is_one_line_that_names_it(parse, capsys, 
         ("rl:\n# steps: 3", "rl is null; give it a value or remove its line"),
         ("seed: [1]", "seed"),
         ("report: {lengths: [six]}", "lengths"),
-        ("rl: [", "config"),
+        ("rl: [", "mine.yaml is not a YAML file"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_line_that_names_it(parse, capsys, tmp_path, text, named):
@@ -265,7 +265,7 @@ AT_LEAST_ONE = [
 
 @pytest.mark.parametrize("name", AT_LEAST_ONE)
 def test_counts_below_one_are_errors_that_name_the_field(name):
-    with pytest.raises(ValueError, match=rf"{name} is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match=rf"{name} is 0; it must be (at least 1|between 1 and)"):
         validate(changed(**{name.replace(".", "__"): 0}))
 
 
@@ -390,6 +390,9 @@ def test_bounds_refuse_what_lies_outside_and_say_what_is_allowed():
         inclusive: float = bounded(1, 0, 1)
         exclusive: float = bounded(0.5, above=0, below=1, why="it is a share")
         optional: float | None = bounded(None, above=1)
+        half: float = bounded(1.0, above=0, at_most=1)
+        count: int = 0
+        counts: list[int] = dataclasses.field(default_factory=list)
 
     for right in (Options(), Options(inclusive=0), Options(optional=1.5)):
         check_options(right)
@@ -399,7 +402,13 @@ def test_bounds_refuse_what_lies_outside_and_say_what_is_allowed():
         (Options(exclusive=0), "exclusive is 0; it must be above 0 and below 1; it is a share"),
         (Options(exclusive=1), "exclusive is 1; it must be above 0 and below 1; it is a share"),
         (Options(optional=1), "optional is 1; it must be above 1, or null"),
-        (Options(optional=float("inf")), "optional is inf; it must be above 1, or null"),
+        (Options(optional=float("inf")), "optional is inf; it must be above 1 and at most 1e+30, or null"),
+        (Options(half=1.5), "half is 1.5; it must be above 0 and at most 1"),
+        (Options(half=0), "half is 0; it must be above 0 and at most 1"),
+        (Options(count=2**31), "count is 2147483648; it must be at most 2147483647"),
+        (Options(count=10**400), "count is 10000000000000000000... (401 digits); it must be at most 2147483647"),
+        (Options(counts=[1, 2**31]), "counts is 2147483648; it must be at most 2147483647"),
+        (Options(counts=[1] * 1001), "counts holds 1001 values; give at most 1000"),
     ):
         with pytest.raises(ValueError) as error:
             check_options(wrong)

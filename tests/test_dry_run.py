@@ -153,7 +153,7 @@ def test_the_size_of_a_gpu_is_an_option(train, seven, capsys):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--dry_gpus", "1,many"], "dry_gpus is '1,many'; it must be numbers of GPUs, for example 1,8,32"),
+        (["--dry_gpus", "1,many"], "dry_gpus is '1,many'; it must be at most 64 numbers of GPUs below a million"),
         (["--dry_gpus", "0"], "dry_gpus is '0'"),
         (["--gpu_gib", "-1"], "gpu_gib is -1.0; it must be positive"),
         (["--rollout.cache_gib", "0.1"], "rollout.cache_gib = 0.1 has room for"),

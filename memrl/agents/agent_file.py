@@ -4,6 +4,7 @@
 is used and evaluated with exactly the prompts that it was trained with, even if the prompt files change later.
 """
 
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import yaml
 
 from memrl.agents.memory import AgentConfig
-from memrl.prompts import Prompts, check_prompts, load_prompts, read_yaml
+from memrl.prompts import Prompts, check_prompts, load_prompts
+from memrl.utils.bounds import MOST_INT
 from memrl.utils.files import write_whole
+from memrl.utils.yaml_files import read_yaml
 
 FILE_NAME = "memrl_agent.yaml"
 DEFAULT_PROMPTS = "question_first"
@@ -48,7 +51,7 @@ def load_agent(folder: str | Path, **overrides: Any) -> AgentConfig:
         ValueError: the file is damaged, or a key is missing, unknown or has an invalid value.
     """
     path = Path(folder) / FILE_NAME
-    config = _read(path) if path.exists() else AgentConfig(load_prompts(DEFAULT_PROMPTS))
+    config = _read(path) if os.path.lexists(path) else AgentConfig(load_prompts(DEFAULT_PROMPTS))
     given = {name: value for name, value in overrides.items() if value is not None}
     if unknown := sorted(set(given) - {*LIMITS, "prompts"}):
         raise ValueError(f"the agent has no setting {unknown[0]!r}; there are {', '.join(LIMITS)}, prompts")
@@ -76,5 +79,5 @@ def _read(path: Path) -> AgentConfig:
 
 
 def _check_limit(value: object, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number of tokens, at least 1")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_INT:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of tokens, at least 1 and at most {MOST_INT}")

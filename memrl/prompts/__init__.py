@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
-import yaml
+from memrl.utils.yaml_files import read_yaml
 
 PROMPT_FOLDER = Path(__file__).resolve().parent
 _SLOT = re.compile(r"\{(question|memory|section)\}")
@@ -66,14 +66,6 @@ def load_prompts(name_or_path: str | Path) -> Prompts:
         known = ", ".join(sorted(p.stem for p in PROMPT_FOLDER.glob("*.yaml")))
         raise ValueError(f"there is no prompt file {name_or_path}; give a path, or one of: {known}")
     return check_prompts(read_yaml(path), str(path))
-
-
-def read_yaml(path: Path) -> object:
-    """The contents of a YAML file; ValueError if it is not one."""
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a YAML file: {str(error).splitlines()[0]}") from error
 
 
 def check_prompts(content: object, source: str) -> Prompts:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from memrl.utils.bounds import bounded, check_options
+from memrl.utils.bounds import MAX_GIB, MAX_ROWS, MAX_THREADS, bounded, check_options
 from memrl.utils.devices import pick_device, set_threads
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ class AgentOverrides:
 
     prompts: str | None = None
     """Prompt file: a path, or the name of one in memrl/prompts."""
-    chunk_tokens: int | None = None
+    chunk_tokens: int | None = bounded(None, 1)
     """Document tokens in a chunk."""
-    memory_tokens: int | None = None
+    memory_tokens: int | None = bounded(None, 1)
     """Largest number of tokens of the memory."""
-    answer_tokens: int | None = None
+    answer_tokens: int | None = bounded(None, 1)
     """Largest number of tokens of the answer turn."""
-    question_tokens: int | None = None
+    question_tokens: int | None = bounded(None, 1)
     """Largest number of tokens of a question; longer ones are refused."""
 
 
@@ -50,10 +50,10 @@ class ReaderOptions:
     """Sample from this many of the most likely tokens; 0: off."""
     min_p: float = bounded(0.0, 0, 1)
     """Drop tokens less likely than this times the most likely one; 0: off."""
-    max_rows: int = bounded(128, at_least=1)
+    max_rows: int = bounded(128, 1, MAX_ROWS)
     """Documents read at the same time; changes the speed, not the results. Up to this many unfinished documents restart after an
     interruption."""
-    cache_gib: float = bounded(4.0, above=0)
+    cache_gib: float = bounded(4.0, above=0, at_most=MAX_GIB)
     """Largest size of the key/value cache in GiB."""
     attention: Literal["auto", "eager", "sdpa", "flash", "triton"] = "auto"
     """Attention backend; auto: the best one that runs on this machine, named at the start."""
@@ -63,13 +63,13 @@ class ReaderOptions:
     """Compute and cache the common beginning of prompts only once."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights; auto: as in the checkpoint."""
-    yarn: float = 0.0
+    yarn: float = bounded(0.0, 0, 1000, why="the largest published factor is 64")
     """Stretch positions by YaRN for texts this many times longer than the checkpoint's window, for example 4; 0: off."""
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda, cuda:N, or map: layers spread over all GPUs, the rest in CPU memory."""
     max_memory: str | None = None
     """Memory of each device for weights, with --device map: for example 0=70GiB,1=70GiB,cpu=100GiB; all of it if not given."""
-    threads: int = bounded(0, at_least=0)
+    threads: int = bounded(0, 0, MAX_THREADS)
     """CPU threads; 0: all cores."""
     agent: AgentOverrides = field(default_factory=AgentOverrides)
 

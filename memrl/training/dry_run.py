@@ -6,13 +6,14 @@ Only config.json and the tokenizer, if there is one, are read. The first call im
 from __future__ import annotations
 
 import itertools
-import math
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memrl.config import AgentOptions, TrainConfig
+from memrl.utils.bounds import MAX_GIB
 
 if TYPE_CHECKING:
     from memrl.training.memory_plan import MemoryPlan, ModelSizes
@@ -23,6 +24,7 @@ CHARACTERS_PER_TOKEN = 4  # estimate for English without a tokenizer
 CHAT_TOKENS = 40  # estimate of a chat template around a message without a tokenizer
 LORA_RANK = 16  # tried if the run does not fit
 MAX_FIXES = 3
+MAX_PLANS = 64
 TITLE_WIDTH = 40
 NO_FIX = "none of the settings tried makes it fit; take more GPUs or a smaller model"
 
@@ -37,8 +39,8 @@ def dry_run(config: TrainConfig, gpus: str | None, gpu_gib: float | None) -> int
     from memrl.training.memory_plan import GIB, count_sizes, plan_memory, weights_dtype
 
     counts, capacity = parse_gpus(DEFAULT_GPUS if gpus is None else gpus), DEFAULT_GPU_GIB if gpu_gib is None else gpu_gib
-    if not 0 < capacity < math.inf:
-        raise ValueError(f"gpu_gib is {capacity}; it must be positive")
+    if not 0 < capacity <= MAX_GIB:
+        raise ValueError(f"gpu_gib is {capacity}; it must be positive and at most {MAX_GIB}")
     if config.model.path is None:
         raise ValueError("the dry run needs a model; give --model.path DIR, a folder with its config.json")
     sizes = count_sizes(read_config(config.model.path), weights_dtype(config.model), config.model.lora_rank)
@@ -61,8 +63,9 @@ def dry_run(config: TrainConfig, gpus: str | None, gpu_gib: float | None) -> int
 
 def parse_gpus(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise ValueError(f"dry_gpus is {text!r}; it must be numbers of GPUs, for example {DEFAULT_GPUS}")
+    if len(parts) > MAX_PLANS or not all(re.fullmatch(r"0*[1-9]\d{0,5}", part, re.ASCII) for part in parts):
+        most = f"at most {MAX_PLANS} numbers of GPUs below a million"
+        raise ValueError(f"dry_gpus is {text!r}; it must be {most}, for example {DEFAULT_GPUS}")
     return [int(part) for part in parts]
 
 

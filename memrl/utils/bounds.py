@@ -12,23 +12,37 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Bounds(NamedTuple):
-    """What a number may be: from `low` to `high`, or strictly between them if `is_open`."""
+# Where nothing else is given: PyTorch's 64-bit integers and fp32 numbers, with room to multiply. What is above is a mistake.
+MOST_INT, MOST_FLOAT, MOST_VALUES = 2**31 - 1, 1e30, 1000
+# For several commands: threads of a process, sequences in a batch, and GiB of memory (the largest single machines have 50,000).
+MAX_THREADS, MAX_ROWS, MAX_GIB = 1024, 65_536, 1_000_000
 
-    low: float
-    high: float
-    is_open: bool
-    why: str
+
+class Bounds(NamedTuple):
+    """What a number may be: from `low` to `high`, without them if `open_low` or `open_high`."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+    why: str = ""
 
     def allow(self, value: float) -> bool:
-        inside = self.low < value < self.high if self.is_open else self.low <= value <= self.high
-        return inside and math.isfinite(value)
+        is_above = self.low < value if self.open_low else self.low <= value
+        return is_above and (value < self.high if self.open_high else value <= self.high) and abs(value) <= self.most(value)
+
+    def most(self, value: float) -> float:
+        """The largest number of this type, if there is no other bound."""
+        return max(MOST_INT if isinstance(value, int) else MOST_FLOAT, self.high if math.isfinite(self.high) else 0)
 
     def __str__(self) -> str:
-        if self.is_open:
-            below = "" if math.isinf(self.high) else f" and below {self.high}"
-            return "positive" if self.low == 0 and not below else f"above {self.low}{below}"
-        return f"at least {self.low}" if math.isinf(self.high) else f"between {self.low} and {self.high}"
+        low = "positive" if self.open_low and self.low == 0 else f"{'above' if self.open_low else 'at least'} {self.low}"
+        if math.isinf(self.high):
+            return "" if math.isinf(self.low) else low
+        if not (self.open_low or self.open_high):
+            return f"between {self.low} and {self.high}"
+        low = f"above {self.low}" if self.open_low else low
+        return f"{low} and {'below' if self.open_high else 'at most'} {self.high}"
 
 
 def bounded(
@@ -37,12 +51,12 @@ def bounded(
     at_most: float = math.inf,
     *,
     above: float | None = None,
-    below: float = math.inf,
+    below: float | None = None,
     why: str = "",
 ) -> T:
-    """A dataclass field with bounds: inclusive ones, or exclusive ones from `above`; `why` ends the message of a refusal."""
-    bounds = Bounds(at_least, at_most, False, why) if above is None else Bounds(above, below, True, why)
-    return field(default=default, metadata={"bounds": bounds})
+    """A dataclass field with bounds: inclusive ones, or exclusive ones from `above` and `below`; `why` ends the refusal."""
+    low, high = at_least if above is None else above, at_most if below is None else below
+    return field(default=default, metadata={"bounds": Bounds(low, high, above is not None, below is not None, why)})
 
 
 def bounds_of(item: Field) -> Bounds | None:
@@ -57,12 +71,27 @@ def check_options(options: DataclassInstance, prefix: str = "") -> None:
             parser accepts a null in a YAML file for any type.
     """
     for item in fields(options):
-        name, value, bounds = f"{prefix}{item.name}", getattr(options, item.name), bounds_of(item)
+        name, value, bounds = f"{prefix}{item.name}", getattr(options, item.name), bounds_of(item) or Bounds()
         may_be_none = str(item.type).endswith("None")
         if value is None and not may_be_none:
             raise ValueError(f"{name} is null; give it a value or remove its line")
-        if bounds is not None and value is not None and not bounds.allow(value):
-            allowed = f"{bounds}{', or null' if may_be_none else ''}"
-            raise ValueError(f"{name} is {value}; it must be {allowed}{bounds.why and f'; {bounds.why}'}")
+        values = value if isinstance(value, list) else [value]
+        if len(values) > MOST_VALUES:
+            raise ValueError(f"{name} holds {len(values)} values; give at most {MOST_VALUES}")
+        for number in values:
+            if isinstance(number, int | float) and not isinstance(number, bool) and not bounds.allow(number):
+                raise ValueError(f"{name} is {_short(number)}; it must be {_allowed(number, bounds, may_be_none)}")
         if is_dataclass(value) and not isinstance(value, type):
             check_options(value, f"{name}.")
+
+
+def _allowed(number: float, bounds: Bounds, may_be_none: bool) -> str:
+    limits = [str(bounds)]
+    if abs(number) > bounds.most(number) and math.isinf(bounds.high):
+        limits.append(f"at most {bounds.most(number)}")
+    return (" and ".join(filter(None, limits)) or "a number") + ", or null" * may_be_none + (bounds.why and f"; {bounds.why}")
+
+
+def _short(number: float) -> str:
+    text = str(number)
+    return text if len(text) <= 30 else f"{text[:20]}... ({len(text)} digits)"

@@ -26,11 +26,13 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_pa
 
 from memrl.utils.bounds import check_options
 from memrl.utils.plain_text import printable
+from memrl.utils.yaml_files import parse_yaml, read_yaml
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 PACKAGED_CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 LONGEST_MESSAGE = 2000  # characters
+MAX_VALUE, MAX_MARKS = 20_000, 500  # characters, brackets and commas of an option; real ones are lists of twenty lengths
 # Types in words, by the names that jsonargparse gives them in its messages.
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "list": "a list such as [1,2]"}
 
@@ -97,16 +99,22 @@ def parse_options(
         parser.add_argument("--config", action="config", help="YAML file of settings; may be given several times, later ones win")
         arguments = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
         pairs = zip(["", *arguments], arguments, strict=False)
-        arguments = [find_config(word) if before == "--config" else word for before, word in pairs]
+        arguments = [_checked_config(word) if before == "--config" else word for before, word in pairs]
+    _refuse_absurd(parser, arguments, kinds)
     for kind in kinds:
         special = [item for item in fields(kind) if "how" in item.metadata]
         for item in special:
             parser.add_argument(*item.metadata["names"], **item.metadata["how"])
         parser.add_class_arguments(kind, as_group=len(kinds) > 1, skip={item.name for item in special})
-    parsed = parser.parse_args(arguments)
+    try:
+        parsed = parser.parse_args(arguments)
+    except (RecursionError, ArithmeticError) as error:  # "[[[[..." or a number beyond every float as a value
+        parser.error(f"a value cannot be read: {error}")
     for name, default in vars(parser.get_defaults()).items():
         if isinstance(default, Namespace) and parsed[name] is None:  # "rl:" with every line below commented out
             parser.error(f"{name} is null; give it a value or remove its line")
+        if isinstance(default, Namespace) and not isinstance(parsed[name], Namespace | dict):
+            parser.error(f"{name} is {parsed[name]!r}; it must hold settings, NAME: VALUE")
     settings = parser.instantiate(parsed).as_dict()
     options = [kind(**{item.name: settings[item.name] for item in fields(kind)}) for kind in kinds]
     with user_errors():
@@ -140,6 +148,33 @@ def find_config(name: str) -> str:
         return name
     packaged = PACKAGED_CONFIGS / f"{name.removeprefix('configs/').removesuffix('.yaml')}.yaml"
     return str(packaged) if os.path.isfile(packaged) else name
+
+
+def _refuse_absurd(parser: Parser, arguments: Sequence[str], kinds: Sequence[type]) -> None:
+    """End the process if a value is too long or nested too deeply for jsonargparse, which reads every one as YAML."""
+    own = {name for kind in kinds for item in fields(kind) for name in item.metadata.get("names", ())}  # not read as YAML
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        name, _, value = word.partition("=") if "=" in word else (before, "", word)
+        if not name.startswith("--") or name in own:
+            continue
+        marks = value.count("[") + value.count("{") + (value.count(",") if value[:1] in "[{" else 0)
+        if len(value) > MAX_VALUE or marks > MAX_MARKS:
+            parser.error(f"{name[2:]} is too long ({len(value)} characters); shorten it")
+        if "&" in value and "*" in value:  # a short one can stand for 10^9 values
+            try:
+                parse_yaml(value, name[2:])
+            except ValueError as error:
+                parser.error(str(error))
+
+
+def _checked_config(name: str) -> str:
+    """As `find_config`; a file that is no YAML of settings, or an absurd one, ends the process before jsonargparse reads it."""
+    path = find_config(name)
+    if os.path.lexists(path):
+        with user_errors():
+            if not isinstance(read_yaml(path), dict | None):
+                raise ValueError(f"{path} holds no settings; write one NAME: VALUE on each line")
+    return path
 
 
 def check_out(path: Path, inputs: Iterable[Path] = (), suffixes: tuple[str, ...] = ()) -> None:
