@@ -1,0 +1,29 @@
+"""Show text of others (documents, answers, replies of servers, file names) on a terminal: one line, bounded, no escapes."""
+
+import unicodedata
+
+_HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control characters, direction marks, half surrogate pairs, separators of lines
+_JOINERS = "\u200c\u200d"  # belong to words of Persian or Hindi, and to emoji
+
+
+def printable(text: str, limit: int = 200) -> str:
+    r"""`text` in one line of at most `limit` characters: blanks become one space, hidden characters escapes, the rest is cut.
+
+    A terminal obeys the escape sequences in what it prints: they can clear the screen, change its title or hide text.
+
+    >>> printable("red\n fox \x1b[2J", 80)
+    'red fox \\x1b[2J'
+    >>> printable("abcdef", 5)
+    'ab...'
+    """
+    words = " ".join(text[: 4 * limit].split())  # enough for ordinary text; the rest of 1 GB is not looked at
+    shown, length = [], 0
+    for character in words:
+        hidden = unicodedata.category(character) in _HIDDEN and character not in _JOINERS
+        shown.append(character.encode("unicode_escape").decode("ascii") if hidden else character)
+        length += len(shown[-1])
+        if length > limit:
+            break
+    line = "".join(shown)
+    is_cut = len(line) > limit or len(text) > 4 * limit
+    return f"{line[: max(0, limit - 3)]}..." if is_cut else line
