@@ -1,6 +1,7 @@
 """Damaged and foreign run folders: damage is found and said, the run goes back to what is whole, nothing of a user's is lost."""
 
 import json
+import math
 import os
 import random
 import shutil
@@ -163,7 +164,8 @@ def test_the_checkpoint_from_before_the_first_skipped_step_is_kept(tmp_path):
     assert folder._steps() == [8, 9]
 
 
-def test_weights_that_are_not_finite_are_never_published(tmp_path, tiny_model):
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_never_published(tmp_path, tiny_model, value):
     import torch
 
     from memrl.model import save_model
@@ -173,7 +175,7 @@ def test_weights_that_are_not_finite_are_never_published(tmp_path, tiny_model):
     folder.save(FakeEngine(), 1, 2, lambda path: save_model(tiny_model, path))
     before = contents(folder.path / "model")
     with torch.no_grad():
-        next(tiny_model.parameters()).view(-1)[5] = torch.nan
+        next(tiny_model.parameters()).view(-1)[5] = value
     words = (
         r"could not be written \(rank 0: .* holds values that are not finite, so the model is not saved\); earlier checkpoints"
     )
@@ -361,7 +363,7 @@ def test_a_line_longer_than_any_real_one_is_not_read_as_a_whole(run, monkeypatch
     monkeypatch.setattr(journal, "LINE_BYTES", 1000)
     log = run / "metrics.jsonl"
     good = log.read_bytes()
-    for size in (995, 1000, 1001, 4321):
+    for size in (995, 1000, 1001, 1012, 4321):  # at 1012 the part after the limit is an object by itself
         long = b'{"step": 1, "x": "'.ljust(size - 12, b"x") + b'{"step": 1}\n'
         log.write_bytes(long + good)
         RunFolder(run).truncate_logs(2)
