@@ -84,4 +84,5 @@ def imported_files(script: Path) -> list[Path]:
     """The modules beside a script that it imports, directly or through others of them; nothing is run. Not memrl itself."""
     finder = ModuleFinder([str(script.resolve().parent)], excludes=["memrl"])
     finder.run_script(str(script.resolve()))
-    return sorted(Path(module.__file__) for name, module in finder.modules.items() if module.__file__ and name != "__main__")
+    files = (getattr(module, "__file__", None) for name, module in finder.modules.items() if name != "__main__")
+    return sorted(Path(file) for file in files if file)
