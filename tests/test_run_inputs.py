@@ -77,6 +77,9 @@ def test_a_run_of_an_earlier_version_goes_on_and_says_what_is_not_compared(folde
     check_same_run(tmp_path, TrainConfig().to_dict() | {"inputs": inputs})
     [line] = capsys.readouterr().err.splitlines()
     assert "did not record these inputs: documents, reward_modules, tokenizer, weights; they are not compared" in line
+    write_whole(tmp_path / "inputs.json", "{}")  # no version wrote that
+    with pytest.raises(ValueError, match=r"inputs\.prompts: None -> "):
+        check_same_run(tmp_path, TrainConfig().to_dict() | {"inputs": inputs})
 
 
 def test_a_reward_function_beside_memrl_does_not_make_memrl_an_input(tmp_path):

@@ -200,8 +200,7 @@ class RunFolder:
         self._together(what, temporary, write)
         all_sums = dict(distributed.gather_lists(list(sums.items())))
         self._on_rank_0(what, temporary, lambda: self._complete(temporary, step, all_sums, export))
-        if distributed.rank() == 0:
-            self._delete(superfluous(self._steps(), keep_last, keep))
+        self._on_rank_0(what, temporary, lambda: self._delete(superfluous(self._steps(), keep_last, keep)))
 
     def _complete(self, temporary: Path, step: int, sums: dict[str, str], export: Callable[[Path], None] | None) -> None:
         if export is not None:
