@@ -1,12 +1,15 @@
-"""Kill a training run with SIGKILL at random moments, resume it, and compare with an uninterrupted run.
+"""Kill a training run at random moments, or flip bits in its checkpoints; resume it, and compare with an uninterrupted run.
 
-    python benchmarks/faults.py [--kills 20] [--ranks 2] [--seed 0] [--out runs/faults]
+    python benchmarks/faults.py [--kills 20] [--flips 20] [--ranks 2] [--seed 0] [--out runs/faults]
 
 The run is small (a random model, 12 steps, a checkpoint every second step, a validation every third) and real: torchrun,
 DeepSpeed ZeRO-3, train.py. All its processes are killed together. Half of the kills fall into a save: they wait for its temporary
 folder to appear, then for some random milliseconds. The others fall into a step, or into the start, where a resumed run
 tidies up. After each kill every checkpoint must be whole; the next start must take up the newest. A folder gets up to
-four kills, then its run is let go to the end and compared; equal means equal bytes. Exit code 1 where anything differs.
+four kills, then its run is let go to the end and compared; equal means equal bytes.
+
+A flip is one random bit of a random file of the newest checkpoint of the finished run, each in a copy of its own. The next start
+must name that checkpoint as damaged, go back to the one before, and end with the same bytes. Exit code 1 where anything differs.
 """
 
 import argparse
@@ -171,21 +174,9 @@ def torture(arguments: list[str], folder: Path, ranks: int, kinds: list[str], rn
     return kills, wrong
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "faults")
-    options = parser.parse_args()
-    shutil.rmtree(options.out, ignore_errors=True)
-    options.out.mkdir(parents=True)
-    arguments = make_run(options.out, **SECTIONS)
-    whole = Run(arguments, options.out / "whole", options.ranks)
-    if whole.process.wait():
-        print(f"the uninterrupted run ended with code {whole.process.returncode}; see {whole.log}")
-        return 1
-    rng, kills, runs, lost = random.Random(options.seed), 0, 0, 0
+def kill_runs(arguments: list[str], options: argparse.Namespace, rng: random.Random) -> int:
+    """Do the kills; returns the number of runs that were lost or differ."""
+    kills, runs, lost = 0, 0, 0
     print("| run | kill | where it was | checkpoints |\n| --- | --- | --- | --- |", flush=True)
     while kills < options.kills:
         count = min(KILLS_PER_RUN, options.kills - kills)
@@ -197,6 +188,60 @@ def main() -> int:
         print(f"| {folder.name} | end | {done} kills, then to the end | {'; '.join(wrong) or 'equal bytes'} |", flush=True)
         kills, runs, lost = kills + done, runs + 1, lost + bool(wrong)
     print(f"\n{kills} kills, {runs} runs of {options.ranks} ranks, {lost} of them lost or different")
+    return lost
+
+
+def flip_bit(checkpoint: Path, rng: random.Random) -> str:
+    """Flip one bit of a random file of DeepSpeed's state, the model or the folder itself; returns where."""
+    part = rng.choice(["engine/*", "model/*", "*"])
+    file = rng.choice(sorted(path for path in checkpoint.glob(part) if path.is_file()))
+    content = bytearray(file.read_bytes())
+    bit = rng.randrange(8 * len(content))
+    content[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(content)
+    return f"{file.relative_to(checkpoint)}, bit {bit:,} of {8 * len(content):,}"
+
+
+def flip_runs(arguments: list[str], options: argparse.Namespace, rng: random.Random) -> int:
+    """Do the flips; returns the number of them that were not found, or after which the run was lost or differs."""
+    whole, lost = options.out / "whole", 0
+    before = max(int(path.name[5:]) for path in whole.glob("checkpoints/step-*") if path.name != f"step-{STEPS}")
+    print("| flip | where | found | resumed after | end |\n| --- | --- | --- | --- | --- |", flush=True)
+    for number in range(options.flips):
+        folder = options.out / f"flipped-{number}"
+        shutil.copytree(whole, folder)
+        where = flip_bit(folder / "checkpoints" / f"step-{STEPS}", rng)
+        run = Run(arguments, folder, options.ranks)
+        code = run.process.wait()
+        found = f"the checkpoint after step {STEPS} is damaged" in run.log.read_text()
+        wrong = [f"code {code}"] if code else [f"{name} differs" for name in differences(whole, folder)]
+        is_right = found and run.resumed_after() == before and not wrong
+        end = "; ".join(wrong) or "equal bytes"
+        print(f"| {number} | {where} | {'yes' if found else 'NO'} | {run.resumed_after()} | {end} |", flush=True)
+        lost += not is_right
+        if is_right:
+            shutil.rmtree(folder)
+    print(f"\n{options.flips} flipped bits, runs of {options.ranks} ranks, {lost} not found, lost or different")
+    return lost
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--flips", type=int, default=0)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments and the bits")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "faults")
+    options = parser.parse_args()
+    shutil.rmtree(options.out, ignore_errors=True)
+    options.out.mkdir(parents=True)
+    arguments = make_run(options.out, **SECTIONS)
+    whole = Run(arguments, options.out / "whole", options.ranks)
+    if whole.process.wait():
+        print(f"the uninterrupted run ended with code {whole.process.returncode}; see {whole.log}")
+        return 1
+    parts = [part for part, count in ((kill_runs, options.kills), (flip_runs, options.flips)) if count]
+    lost = sum(part(arguments, options, random.Random(options.seed)) for part in parts)
     print(f"compared: {', '.join(COMPARED)}")
     return int(lost > 0)
 

@@ -1,6 +1,7 @@
 """Files that appear whole or not at all, and their fingerprints."""
 
 import os
+import secrets
 
 import pytest
 
@@ -20,12 +21,17 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["results.json"]
 
 
-def test_a_planted_link_is_not_followed_and_the_permissions_stay(tmp_path):
+def test_a_planted_link_is_not_followed_and_the_permissions_stay(tmp_path, monkeypatch):
     path, precious = tmp_path / "results.json", tmp_path / "precious"
     precious.write_text("mine")
     path.write_text("old")
     path.chmod(0o600)
     (tmp_path / ".results.json.new").symlink_to(precious)
+    (tmp_path / ".results.json.guessed.new").symlink_to(precious)
+    with monkeypatch.context() as patch:
+        patch.setattr(secrets, "token_hex", lambda count: "guessed")
+        with pytest.raises(FileExistsError):
+            write_whole(path, "new")
     write_whole(path, "new")
     assert path.read_text() == "new" and path.stat().st_mode & 0o777 == 0o600
     assert precious.read_text() == "mine"

@@ -51,11 +51,13 @@ def test_keeping_some_lines_leaves_their_bytes(tmp_path):
     path, link = tmp_path / "a.jsonl", tmp_path / "link.jsonl"
     path.write_bytes(b'{"step": 1,  "x": 1.50}\n{"step": 3}\nnot json\n{"step": 2}\n{"step": 1')
     link.symlink_to(path)
+    before = path.read_bytes()
     with Journal(link) as journal:
-        journal.keep(lambda record: record["step"] <= 2)
+        spare = journal.keep(lambda record: record["step"] <= 2)
         journal.append({"step": 3})
     assert link.is_symlink() and path.read_bytes() == b'{"step": 1,  "x": 1.50}\n{"step": 2}\n{"step": 3}\n'
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.jsonl", "link.jsonl"]
+    assert spare is not None and spare.name == "a.jsonl.damaged" and spare.read_bytes() == before
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.jsonl", "a.jsonl.damaged", "link.jsonl"]
 
 
 def test_a_locked_journal_has_one_process_at_a_time(tmp_path):

@@ -36,7 +36,7 @@ def second_rank(monkeypatch, tmp_path):
         first.setattr(distributed, "from_rank_0", lambda value: sent.append(value) or value)
         RunFolder(tmp_path / "first").open(TrainConfig(), {"data": "a"})
     monkeypatch.setattr(distributed, "rank", lambda: 1)
-    monkeypatch.setattr(distributed, "from_rank_0", lambda value: sent[0])
+    monkeypatch.setattr(distributed, "from_rank_0", lambda value: sent.pop(0))
     return lambda name, config, inputs: RunFolder(tmp_path / name).open(config, inputs)
 
 

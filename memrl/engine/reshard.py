@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memrl.engine.deepspeed_engine import Engine
-from memrl.engine.deepspeed_files import TAG
+from memrl.engine.deepspeed_files import TAG, only_tensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -31,9 +31,10 @@ def load_resharded(engine: Engine, folder: Path) -> str:
         A sentence: what was restored and what was not.
 
     Raises:
-        ValueError: a trained parameter is not in the checkpoint.
+        ValueError: a trained parameter is not in the checkpoint, or a file holds more than tensors and plain values.
     """
-    saved = _SavedCheckpoint(folder / TAG)
+    with only_tensors():
+        saved = _SavedCheckpoint(folder / TAG)
     trained = {name: parameter for name, parameter in engine.module.named_parameters() if parameter.requires_grad}
     masters = saved.masters()
     if missing := trained.keys() - masters.keys():
@@ -104,7 +105,7 @@ class _SavedCheckpoint:
 
 
 def _read(file: str) -> dict:
-    return torch.load(file, map_location="cpu", mmap=True, weights_only=False)
+    return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
 
 
 def _set_weight(parameter: torch.nn.Parameter, value: Tensor) -> None:

@@ -53,7 +53,8 @@ def save_state(
         finish: called with the temporary folder before the rename, to write further files into it.
 
     Raises:
-        CheckpointError: `path` holds something other than a model, or the tensors are not the config's. `path` is unchanged then.
+        CheckpointError: `path` holds something other than a model, or the tensors are not the config's, or not finite. `path` is
+            unchanged then.
     """
     target = Path(path).resolve()
     _refuse_to_replace(target)
@@ -111,6 +112,8 @@ def _write_weights(
             continue
         if expected.get(name) != tensor.shape:
             raise CheckpointError(f"{name} {list(tensor.shape)} is not a parameter of a model with this config")
+        if not torch.stack(torch.aminmax(tensor.detach())).isfinite().all():
+            raise CheckpointError(f"{name} holds values that are not finite, so the model is not saved")
         size = tensor.numel() * dtype.itemsize
         if shard and shard_bytes + size > limit:
             write()

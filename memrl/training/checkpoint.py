@@ -1,12 +1,13 @@
 """Open a run's folder, save and load its checkpoints, and write its logs.
 
     config.yaml       the resolved settings; training takes it as a --config
-    inputs.json       fingerprints of the prompts, the data and the reward function
+    inputs.json       fingerprints of the model, the prompts, the data and the reward function; see memrl/training/inputs.py
     metrics.jsonl     one object per step; a resumed run writes the same bytes as an uninterrupted one
     timing.jsonl      seconds of each step's parts, in a file of their own because they differ between runs
     validation.jsonl  one object per validation
     rollouts.jsonl    sample trajectories
-    checkpoints/step-N/   DeepSpeed's state after N steps, and model/, the policy as a Hugging Face folder
+    checkpoints/step-N/   DeepSpeed's state after N steps, model/, the policy as a Hugging Face folder, and their SHA256SUMS
+    checkpoints/damaged-step-N/   one that was not whole when the run was resumed, for the user to look at or to delete
     start/            the reference model, if the run made it (the miniature's warm start)
     model/            the last checkpoint's model/
     best/             the policy with the best validation score, a Hugging Face folder with best.json
@@ -18,33 +19,37 @@ All random numbers depend on (seed, step, ...) only, so a checkpoint needs no mo
 All ranks write a checkpoint under a temporary name; rank 0 flushes it to the disk and renames it, and from then on it is valid.
 It contains its model/, so the two always match. The run's own model/ is replaced after that; if the run is killed in between,
 the next start replaces it.
+
+A resumed run verifies the checksums before it loads anything, and goes back to the newest checkpoint that is whole.
 """
 
 import fcntl
 import json
 import math
+import os
 import re
 import shutil
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import yaml
 
 from memrl.config import TrainConfig, ValidationOptions
 from memrl.engine import distributed
+from memrl.engine.checkpoint_check import damage_of, read_state, superfluous
 from memrl.engine.deepspeed_engine import Engine
 from memrl.engine.reshard import load_resharded
-from memrl.training.same_run import check_same_run, disagreement, unseen
-from memrl.utils.atomic_dirs import aside, finish_swap, publish, swap_in
-from memrl.utils.files import fingerprint, sync_path, sync_tree, write_whole
+from memrl.training.same_run import LOCK, LOGS, check_place, check_same_run, disagreement, unseen
+from memrl.utils.atomic_dirs import aside, finish_swap, publish, remove, swap_in
+from memrl.utils.checksums import SUMS, hash_all, write_sums
+from memrl.utils.command_line import warn
+from memrl.utils.files import fingerprint, free_name, read_json, sync_path, sync_tree, write_whole
 from memrl.utils.journal import Journal
-
-LOCK = ".lock"
-LOGS = ("metrics.jsonl", "timing.jsonl", "validation.jsonl", "rollouts.jsonl")
+from memrl.utils.plain_text import printable
 
 
 class SaveError(RuntimeError):
@@ -53,6 +58,8 @@ class SaveError(RuntimeError):
 
 class RunFolder:
     def __init__(self, path: str | Path):
+        if not str(path).strip():
+            raise ValueError("run_dir is empty (from an unset variable?); give a folder for the run")
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
         self._lock_file: TextIO | None = None
@@ -65,49 +72,89 @@ class RunFolder:
         files, by name.
 
         Raises:
-            ValueError: another process trains here; the folder holds a run of other settings or inputs, or any run while `resume`
-                is "no"; its last checkpoint cannot be resumed; the ranks do not share the folder, or differ in settings or
+            ValueError: another process trains here; the folder is not a run's, or holds a run of other settings or inputs, or any
+                run while `resume` is "no"; no checkpoint is whole; the ranks do not share the folder, or differ in settings or
                 inputs.
         """
-        problem, step, mark = None, 0, uuid.uuid4().hex
         mine = config.to_dict() | {"inputs": inputs}
-        if distributed.rank() == 0:
-            try:
-                step = self._open(config, mine, mark)
-            except (ValueError, OSError) as error:
-                problem = str(error)
         # Rank 0 decides for all: ranks may see different states of a network disk.
-        problem, step, mark, theirs = distributed.from_rank_0((problem, step, mark, mine))
-        if problem is not None:
-            raise ValueError(problem)
+        steps, mark, theirs = distributed.done_by_rank_0(lambda: (*self._enter(config, mine), mine))
         problem = disagreement(theirs, mine) or unseen(self.path / LOCK, mark)
         if problems := distributed.gather_lists([problem] if problem else []):
             raise ValueError(problems[0])
+        step, damaged = self._newest_whole(steps)
+        if step > config.rl.steps:
+            raise ValueError(f"{self.path} has done {step} steps already, and rl.steps is {config.rl.steps}; raise rl.steps")
+        distributed.done_by_rank_0(lambda: self._begin(config, inputs, step, damaged))
         return step
 
-    def _open(self, config: TrainConfig, settings: dict, mark: str) -> int:
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
+    def _enter(self, config: TrainConfig, settings: dict) -> tuple[list[int], str]:
+        """Check and lock the folder; the steps with a checkpoint, and a mark that the other ranks must see in the lock."""
+        check_place(self.path, config)
+        self.path.mkdir(parents=True, exist_ok=True)
+        mark = uuid.uuid4().hex
         self._lock(mark)
-        for leftover in self.checkpoints.glob("tmp-*"):
-            shutil.rmtree(leftover)
-        for name in ("model", "best"):
-            finish_swap(self.path / name)
-        self._validation = _validation_settings(config.validation)
-        steps = self._steps()
-        if steps or (self.path / "metrics.jsonl").exists() or (self.path / "start").exists():
+        if self._has_begun():
             if config.resume == "no":
                 raise ValueError(f"{self.path} already holds a run; choose another run_dir, delete it, or use --resume auto")
             check_same_run(self.path, settings)
-        else:
-            shutil.rmtree(self.path / "best", ignore_errors=True)  # of earlier settings that never did a step
-        if steps:
-            self._check_checkpoint(self.checkpoints / f"step-{steps[-1]}", config.rl.steps)
-            self._publish(steps[-1])
-        write_whole(self.path / "inputs.json", json.dumps(settings["inputs"]) + "\n")
+        if config.checkpoint.every and not self._steps() and (self.path / "model").exists():
+            raise ValueError(
+                f"{self.path} holds model/ but no checkpoint, so training would begin anew and replace it; choose another "
+                "run_dir, or move model/ away"
+            )
+        return self._steps(), mark
+
+    def _has_begun(self) -> bool:
+        """Whether there is more than settings and a validation of the start: then neither settings nor inputs may change."""
+        if self._steps() or any((self.path / name).exists() for name in ("metrics.jsonl", "start", "model")):
+            return True
+        return (self.path / "best").exists() and (self._best() or {}).get("step") != 0
+
+    def _newest_whole(self, steps: Sequence[int]) -> tuple[int, dict[int, str]]:
+        """The newest step with a whole checkpoint, 0 without checkpoints, and what is wrong with newer ones. Collective."""
+        damaged: dict[int, str] = {}
+        for step in reversed(steps):
+            problem = damage_of(self.checkpoints / f"step-{step}", step)
+            if problem is None:
+                return step, damaged
+            damaged[step] = problem
+        if damaged:
+            listed = "; ".join(f"step-{step}: {problem}" for step, problem in damaged.items())
+            raise ValueError(
+                f"no checkpoint in {self.checkpoints} is whole ({printable(listed, 400)}); nothing was changed; copy one back, "
+                "or choose another run_dir"
+            )
+        return 0, damaged
+
+    def _begin(self, config: TrainConfig, inputs: dict[str, str], step: int, damaged: dict[int, str]) -> None:
+        """Repair what a kill or damage left behind, and write the settings down."""
+        self.checkpoints.mkdir(exist_ok=True)
+        for number, problem in damaged.items():
+            spare = free_name(self.checkpoints / f"damaged-step-{number}")
+            (self.checkpoints / f"step-{number}").rename(spare)
+            problem = printable(problem, 400)
+            warn(
+                f"the checkpoint after step {number} is damaged ({problem}): it is now {spare}, the run goes back to step {step}"
+            )
+        for leftover in self.checkpoints.glob("tmp-*"):
+            if re.fullmatch(r"tmp-(old-)?[0-9]+", leftover.name):
+                remove(leftover)
+        for name in ("model", "best"):
+            finish_swap(self.path / name)
+        if (self.path / "best").exists() and self._best() is None:
+            spare = free_name(self.path / "damaged-best")
+            (self.path / "best").rename(spare)
+            warn(f"best/best.json is missing or damaged; the folder is now {spare}")
+        if not self._has_begun():
+            remove(self.path / "best")  # of earlier settings that never did a step
+        self._validation = _validation_settings(config.validation)
+        if step:
+            self._publish(step)
+        write_whole(self.path / "inputs.json", json.dumps(inputs) + "\n")
         write_whole(self.path / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
         for folder in (self.path, self.path.resolve().parent):
             sync_path(folder)
-        return steps[-1] if steps else 0
 
     def _lock(self, mark: str) -> None:
         # Never released here: the system releases it when the process ends, also after a kill.
@@ -120,40 +167,47 @@ class RunFolder:
         self._lock_file.write(mark)
         self._lock_file.flush()
 
-    def _check_checkpoint(self, folder: Path, total_steps: int) -> None:
-        try:
-            saved = json.loads((folder / "state.json").read_text())
-            step, _ = saved["step"], saved["world_size"]
-        except (OSError, ValueError, KeyError, TypeError):
-            raise ValueError(f"the checkpoint {folder} is damaged; delete that folder to resume from an earlier one") from None
-        if step > total_steps:
-            raise ValueError(f"{self.path} has done {step} steps already, and rl.steps is {total_steps}; raise rl.steps")
-
     def _steps(self) -> list[int]:
-        found = (re.fullmatch(r"step-(\d+)", p.name) for p in self.checkpoints.glob("step-*"))
+        # Not by glob, which finds nothing in a folder that cannot be read: the run would begin anew.
+        names = os.listdir(self.checkpoints) if self.checkpoints.exists() else []
+        found = (re.fullmatch(r"step-([1-9][0-9]{0,17})", name) for name in names)
         return sorted(int(match[1]) for match in found if match)
 
     def save(
-        self, engine: Engine, step: int, keep_last: int, export: Callable[[Path], None] | None = None, keep: int | None = None
+        self,
+        engine: Engine,
+        step: int,
+        keep_last: int,
+        export: Callable[[Path], None] | None = None,
+        keep: int | None = None,
     ) -> None:
         """Write the checkpoint after `step` steps under a temporary name and rename it; raises SaveError. Collective over ranks.
 
-        `export`, called on rank 0, writes a Hugging Face folder of the weights: the checkpoint's and the run's model/. `keep` is
-        the step of an older checkpoint that is not deleted.
+        Args:
+            keep_last: number of checkpoints that stay.
+            export: called on rank 0, writes a Hugging Face folder of the weights: the checkpoint's and the run's model/.
+            keep: the newest checkpoint at or before this step stays too.
         """
         temporary = self.checkpoints / f"tmp-{step}"
         what = f"the checkpoint after step {step}"
         self._on_rank_0(what, temporary, temporary.mkdir)  # `open` deleted what a killed run left there
-        self._together(what, temporary, lambda: engine.save(temporary))
-        self._on_rank_0(what, temporary, lambda: self._complete(temporary, step, keep_last, export, keep))
+        sums: dict[str, str] = {}
 
-    def _complete(
-        self, temporary: Path, step: int, keep_last: int, export: Callable[[Path], None] | None, keep: int | None
-    ) -> None:
+        def write() -> None:
+            files = engine.save(temporary)
+            sums.update(zip((str(file.relative_to(temporary)) for file in files), hash_all(files), strict=True))
+
+        self._together(what, temporary, write)
+        all_sums = dict(distributed.gather_lists(list(sums.items())))
+        self._on_rank_0(what, temporary, lambda: self._complete(temporary, step, all_sums, export))
+        self._on_rank_0(what, temporary, lambda: self._delete(superfluous(self._steps(), keep_last, keep)))
+
+    def _complete(self, temporary: Path, step: int, sums: dict[str, str], export: Callable[[Path], None] | None) -> None:
         if export is not None:
             export(temporary / "model")
-        state = {"step": step, "world_size": distributed.world_size()}
+        state = {"step": step, "world_size": distributed.world_size(), "checksums": SUMS}
         (temporary / "state.json").write_text(json.dumps(state))
+        write_sums(temporary, sums)
         # The logs must be on the disk before the checkpoint: a resumed run does not write these steps again.
         for log in self._logs():
             sync_path(log)
@@ -162,11 +216,18 @@ class RunFolder:
         temporary.rename(self.checkpoints / f"step-{step}")
         sync_path(self.checkpoints)
         self._publish(step)
-        for old in [old for old in self._steps()[:-keep_last] if old != keep]:
+
+    def _delete(self, steps: Sequence[int]) -> None:
+        for old in steps:
             # Renamed first, so that a half-deleted checkpoint is never taken for a whole one.
             doomed = self.checkpoints / f"tmp-old-{old}"
             (self.checkpoints / f"step-{old}").rename(doomed)
-            shutil.rmtree(doomed)
+            remove(doomed)
+
+    def write_model(self, export: Callable[[Path], None]) -> None:
+        """Write model/ of a run without checkpoints; raises SaveError. Collective over ranks."""
+        model = self.path / "model"
+        self._on_rank_0("model/", aside(model, "new"), lambda: export(model))
 
     def _publish(self, step: int) -> None:
         model = self.checkpoints / f"step-{step}" / "model"
@@ -189,19 +250,25 @@ class RunFolder:
         return better
 
     def _write_best(self, fresh: Path, step: int, score: float, export: Callable[[Path], None]) -> None:
-        shutil.rmtree(fresh, ignore_errors=True)
+        remove(fresh)
         export(fresh)
         record = {"step": step, "score": score, "validation": self._validation}
         (fresh / "best.json").write_text(json.dumps(record) + "\n")
         sync_tree(fresh)
         swap_in(fresh, self.path / "best")
 
-    def _best_score(self) -> float:
+    def _best(self) -> dict[str, Any] | None:
+        """What best.json says; None if it is missing or damaged."""
         try:
-            best = json.loads((self.path / "best" / "best.json").read_text())
-            return best["score"] if best["validation"] == self._validation else -math.inf
-        except (OSError, ValueError, KeyError, TypeError):
-            return -math.inf
+            best = read_json(self.path / "best" / "best.json")
+            is_whole = type(best["step"]) is int and math.isfinite(best["score"]) and isinstance(best["validation"], dict)
+        except (ValueError, KeyError, TypeError, OverflowError):
+            return None
+        return best if is_whole else None
+
+    def _best_score(self) -> float:
+        best = self._best()
+        return best["score"] if best and best["validation"] == self._validation else -math.inf
 
     def _on_rank_0(self, what: str, unfinished: Path, work: Callable[[], None]) -> None:
         self._together(what, unfinished, work if distributed.rank() == 0 else lambda: None)
@@ -212,15 +279,17 @@ class RunFolder:
         try:
             work()
         except Exception as error:  # a full disk raises OSError, torch's RuntimeError or safetensors' own error
-            problem = f"rank {distributed.rank()}: {' '.join(str(error).split()) or type(error).__name__}"
+            reason = " ".join(str(error).split()) or type(error).__name__
+            if not isinstance(error, ValueError):
+                reason += f"; {shutil.disk_usage(self.path).free / 2**30:.1f} GiB are free on the disk of {self.path}"
+            problem = f"rank {distributed.rank()}: {reason}"
         problems = distributed.gather_lists([problem] if problem else [])
         if problems:
             if distributed.rank() == 0:
-                shutil.rmtree(unfinished, ignore_errors=True)
-            free = shutil.disk_usage(self.path).free / 2**30
+                remove(unfinished)
             raise SaveError(
-                f"{what} could not be written ({problems[0]}; {free:.1f} GiB are free on the disk of {self.path}); earlier "
-                "checkpoints are intact, and the same command resumes from the last one"
+                f"{what} could not be written ({problems[0]}); earlier checkpoints and model/ are intact, and the same command "
+                "resumes from the last one"
             )
 
     def load(self, engine: Engine, step: int) -> None:
@@ -230,7 +299,7 @@ class RunFolder:
         """
         folder = self.checkpoints / f"step-{step}"
         try:
-            ranks = json.loads((folder / "state.json").read_text())["world_size"]
+            ranks = read_state(folder, step)["world_size"]
             if ranks == distributed.world_size():
                 engine.load(folder)
             else:
@@ -239,7 +308,7 @@ class RunFolder:
                     print(f"{folder} was saved by {ranks} ranks, this run has {distributed.world_size()}: {carried}", flush=True)
         except Exception as error:  # DeepSpeed and torch raise many kinds for a damaged file
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            message = f"the checkpoint {folder} cannot be read ({reason}); delete that folder to resume from an earlier one"
+            message = f"the checkpoint {folder} cannot be read ({reason}); move that folder away to resume from an earlier one"
             if distributed.rank():  # rank 0 prints only its own error, and its files may be intact
                 print(f"error: rank {distributed.rank()}: {message}", file=sys.stderr, flush=True)
             raise ValueError(message) from error
@@ -248,7 +317,8 @@ class RunFolder:
         """Drop what a killed run logged after its last checkpoint, a torn last line included."""
         for path in self._logs():
             with Journal(path) as journal:
-                journal.keep(lambda record: record["step"] <= step)
+                if spare := journal.keep(lambda record: _step_of(record) <= step):
+                    warn(f"{path.name} had damaged lines, which were dropped; the file as it was is {spare}")
 
     def _logs(self) -> list[Path]:
         return [path for name in LOGS if (path := self.path / name).exists()]
@@ -257,6 +327,12 @@ class RunFolder:
         """Append a line; JSON has no infinity and no NaN: such numbers become null."""
         with Journal(self.path / name) as journal:
             journal.append(_finite(record))
+
+
+def _step_of(record: dict[str, Any]) -> int:
+    if type(record["step"]) is not int:
+        raise TypeError("step is not a number")
+    return record["step"]
 
 
 def _validation_settings(options: ValidationOptions) -> dict:

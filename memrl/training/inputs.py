@@ -1,22 +1,27 @@
-"""The files that a run reads besides its settings: prompts and questions; checks and fingerprints of them."""
+"""The files that a run reads besides its settings: model, prompts, questions and reward; checks and fingerprints of them."""
 
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from modulefinder import ModuleFinder
 from pathlib import Path
 
 from memrl.agents import AgentConfig
 from memrl.agents.limits import PromptSizes, check_agent
 from memrl.agents.memory import encode_question
-from memrl.config import AgentOptions, DataOptions
-from memrl.data import Samples
+from memrl.config import AgentOptions, DataOptions, TrainConfig
+from memrl.data import Samples, load_samples
 from memrl.data.training_source import FileSource, NeedleSource, Source
 from memrl.model.hf_config import longest_text, read_config, yarn_for
 from memrl.prompts import load_prompts
 from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
+from memrl.utils.checksums import hash_files
 from memrl.utils.files import fingerprint
+
+WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
+TOKENIZER = ("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*")
 
 
 def build_agent(options: AgentOptions) -> AgentConfig:
@@ -61,12 +66,35 @@ def check_questions(path: str | None, samples: Sequence[Sample], tokenizer: Toke
             raise ValueError(f"{path}: sample {sample_id}: {error}") from error
 
 
-def run_inputs(agent: AgentConfig, data_path: str | None, reward_function: str | None) -> dict[str, str]:
-    """Fingerprints of the run's prompts and files, by name; a run is resumed only with the same ones."""
+def run_inputs(agent: AgentConfig, config: TrainConfig) -> dict[str, str]:
+    """Fingerprints of all that the run reads, by name; a run is resumed only with the same ones.
+
+    Files are read whole (0.6 s per GB and thread): another file of the same size is another run. Raises ValueError if the data
+    cannot be read.
+    """
     prompts = json.dumps(asdict(agent.prompts), sort_keys=True)
     inputs = {"prompts": hashlib.sha256(prompts.encode()).hexdigest()[:16]}
-    if data_path is not None:
-        inputs["data"] = fingerprint([data_path])
-    if reward_function is not None:
-        inputs["reward"] = fingerprint([reward_function.rpartition(":")[0]])
+    if config.model.path is not None:
+        model = Path(config.model.path)
+        inputs["weights"] = hash_files(_files(model, WEIGHTS))
+        inputs["tokenizer"] = hash_files(_files(model, (*TOKENIZER, "generation_config.json")))
+    if config.data.path is not None:
+        inputs["data"] = fingerprint([config.data.path])
+        inputs["documents"] = hash_files(load_samples(config.data.path).paths)
+    if config.reward.function is not None:
+        file = Path(config.reward.function.rpartition(":")[0])
+        inputs["reward"] = fingerprint([file])
+        inputs["reward_modules"] = hash_files(imported_files(file))
     return inputs
+
+
+def _files(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+
+
+def imported_files(script: Path) -> list[Path]:
+    """The modules beside a script that it imports, directly or through others of them; nothing is run. Not memrl itself."""
+    finder = ModuleFinder([str(script.resolve().parent)], excludes=["memrl"])
+    finder.run_script(str(script.resolve()))
+    files = (getattr(module, "__file__", None) for name, module in finder.modules.items() if name != "__main__")
+    return sorted(Path(file) for file in files if file)

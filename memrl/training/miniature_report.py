@@ -14,7 +14,7 @@ from memrl.llm import Decoding, LocalLLM
 from memrl.model import Transformer
 from memrl.sampler import Sampler
 from memrl.training.trainer import Trainer
-from memrl.utils.files import write_whole
+from memrl.utils.files import read_json, write_whole
 from memrl.utils.progress import Progress
 
 MAX_SHORT = 64  # chunks; of longer documents report.samples_long are read instead of report.samples
@@ -24,9 +24,9 @@ EVALUATION_SEED = 1_000_003  # makes the documents differ from those of training
 def has_report(trainer: Trainer, name: str) -> bool:
     """Whether `report_NAME.json` exists and was made with the present settings; equal on all ranks."""
     try:
-        content = json.loads((trainer.run.path / f"report_{name}.json").read_text())
-        is_current = content["settings"] == asdict(trainer.config.report)
-    except (OSError, ValueError, KeyError):
+        content = read_json(trainer.run.path / f"report_{name}.json")
+        is_current = content["settings"] == asdict(trainer.config.report) and isinstance(content["summary"], list)
+    except (ValueError, KeyError, TypeError):
         is_current = False
     return distributed.from_rank_0(is_current)
 

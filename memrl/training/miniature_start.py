@@ -27,6 +27,7 @@ from memrl.prompts import PromptTemplate
 from memrl.rl.packing import TrainTurn, pack_turns
 from memrl.tokenizer import Tokenizer
 from memrl.types import Turn
+from memrl.utils.checksums import SUMS, damaged_files, read_sums, write_sums
 from memrl.utils.progress import Progress
 
 QUOTE_RATE, TEACH_RATE = 7e-3, 3e-3  # peak learning rates of the two phases
@@ -48,7 +49,20 @@ def make_start(folder: Path, agent: AgentConfig, options: WarmStartOptions, seed
     model = build_model(tokenizer.vocab_size, seed)
     with Progress("warm start", options.quote_steps + options.teach_steps, "steps") as progress:
         warm_up(model, tokenizer, agent, options, seed, progress.advance)
-    save_model(model, folder, tokenizer, finish=lambda new: save_agent(agent, new))
+
+    def finish(new: Path) -> None:
+        save_agent(agent, new)
+        write_sums(new)
+
+    save_model(model, folder, tokenizer, finish=finish)
+
+
+def check_start(folder: Path) -> None:
+    """Raise ValueError if the start has changed since the run made it: the policy and its reference would be others."""
+    if not (folder / SUMS).exists():
+        return  # of an earlier version
+    if problems := damaged_files(folder, read_sums(folder)):
+        raise ValueError(f"the start of the run in {folder} is damaged ({problems[0]}); delete {folder}, and it is made again")
 
 
 def build_model(vocab_size: int, seed: int) -> Transformer:

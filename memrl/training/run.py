@@ -64,7 +64,7 @@ def _run(config: TrainConfig, stop: GracefulStop) -> None:
         # Before the folder is opened: an error in the reward function must not cost a warm start nor fix the folder's settings.
         rewards = start_rewards(config.reward)
         folder = RunFolder(config.run_dir)
-        first_step = folder.open(config, run_inputs(agent, config.data.path, config.reward.function))
+        first_step = folder.open(config, distributed.once_per_machine(lambda: run_inputs(agent, config)))
         start = Path(config.model.path) if config.model.path else _warm_start(config, folder, agent)
         tokenizer = load_tokenizer(start)
         trainer = Trainer(config, folder, start, tokenizer, agent, rewards)
@@ -81,9 +81,7 @@ def _run(config: TrainConfig, stop: GracefulStop) -> None:
         trainer.close()
         return
     if not config.checkpoint.every:  # otherwise the last checkpoint has made it
-        if distributed.rank() == 0:
-            trainer.export(folder.path / "model")
-        distributed.barrier()
+        folder.write_model(trainer.export)
     _say(f"trained policy: {folder.path / 'model'} (a Hugging Face folder)")
     if config.model.lora_rank:
         trainer.engine.save_adapter(folder.path / "adapter", str(start))
@@ -126,12 +124,17 @@ def _train(trainer: Trainer, first_step: int, stop: GracefulStop) -> int:
 
 def _warm_start(config: TrainConfig, folder: RunFolder, agent: AgentConfig) -> Path:
     """The miniature's initial model: rank 0 trains it once per run and writes a Hugging Face folder."""
-    from memrl.training.miniature_start import make_start
+    from memrl.training.miniature_start import check_start, make_start
 
     start = folder.path / "start"
-    if distributed.rank() == 0 and not start.exists():
-        make_start(start, agent, config.warm_start, config.seed)
-    distributed.barrier()
+
+    def make_or_check() -> None:
+        if start.exists():
+            check_start(start)
+        else:
+            make_start(start, agent, config.warm_start, config.seed)
+
+    distributed.done_by_rank_0(make_or_check)
     return start
 
 

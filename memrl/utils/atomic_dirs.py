@@ -1,17 +1,16 @@
 """Replace whole folders: at every moment the new or the old one is complete, under its own name or the old one's."""
 
-import os
 import shutil
 from pathlib import Path
 
-from memrl.utils.files import sync_path, sync_tree
+from memrl.utils.files import link_or_copy, sync_path, sync_tree
 
 
 def swap_in(fresh: Path, target: Path) -> None:
     """Rename the finished folder `fresh`, flushed to the disk by the caller, to `target`, which is replaced if it exists."""
     old = aside(target, "old")
     if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
+        remove(old)
         target.rename(old)
     try:
         fresh.rename(target)
@@ -20,7 +19,15 @@ def swap_in(fresh: Path, target: Path) -> None:
             old.rename(target)
         raise
     sync_path(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    remove(old)
+
+
+def remove(path: Path) -> None:
+    """Delete a folder; of a link only the link, so that what someone planted there leads nowhere."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def finish_swap(target: Path) -> None:
@@ -29,7 +36,7 @@ def finish_swap(target: Path) -> None:
     if old.exists() and not target.exists():
         old.rename(target)
     for leftover in (fresh, old, aside(fresh, "new")):  # the last is from a writer that itself swaps
-        shutil.rmtree(leftover, ignore_errors=True)
+        remove(leftover)
 
 
 def aside(target: Path, state: str) -> Path:
@@ -42,17 +49,10 @@ def publish(source: Path, target: Path) -> None:
     if target.is_dir() and _listing(source) == _listing(target):
         return
     fresh = aside(target, "new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    shutil.copytree(source, fresh, copy_function=_link_or_copy)
+    remove(fresh)
+    shutil.copytree(source, fresh, copy_function=link_or_copy)
     sync_tree(fresh)
     swap_in(fresh, target)
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def _listing(folder: Path) -> dict[str, tuple[int, int]]:

@@ -199,6 +199,11 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
+def warn(message: str) -> None:
+    """Print one line on standard error; the command goes on."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
     """Turn what bad input raises (ValueError, missing or unreadable files) into one line and exit code 2.

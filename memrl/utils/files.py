@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,8 +12,11 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import yaml
+
 _BLOCK, _SAMPLES = 2**20, 64
 JSON_BYTES = 16 * 2**20  # the largest published file of this kind, DeepSeek-V3's index of 91,991 tensors, has 9 MB
+YAML_BYTES = 256 * 2**10  # a run's settings have 3 KB
 JSON_DIGITS = 300  # of a whole number, so that it can become a float; tokenizer_config.json has numbers of 31 digits
 
 
@@ -50,6 +54,23 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
+
+
+def free_name(path: Path) -> Path:
+    """`path`, or if something has that name PATH-2, PATH-3 and so on."""
+    number, free = 1, path
+    while os.path.lexists(free):
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """A hard link, or a copy if the disk has no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def check_output(path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
@@ -122,11 +143,32 @@ def read_json(path: str | Path, limit: int = JSON_BYTES) -> Any:
     """
     content = read_bounded(path, limit)
     try:
-        return json.loads(content.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_int=_bounded_int)
+        return json.loads(content.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_int=bounded_int)
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply to be read") from None
     except ValueError as error:  # undecodable bytes and JSON errors alike
         raise ValueError(f"{path} is not valid JSON ({error})") from None
+
+
+def read_yaml(path: str | Path, limit: int = YAML_BYTES) -> Any:
+    """The value in a YAML file from elsewhere; ValueError naming the path if it is not YAML, or absurdly large or deep.
+
+    References (`*name`) are refused: a few hundred bytes of them can stand for billions of values.
+    """
+    content = read_bounded(path, limit)
+    try:
+        return yaml.load(content.decode("utf-8"), _PlainLoader)
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply to be read") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: undecodable bytes, or a number of too many digits
+        raise ValueError(f"{path} is not valid YAML ({' '.join(str(error).split())[:200]})") from None
+
+
+class _PlainLoader(yaml.SafeLoader):
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("references (*name) are not supported")
+        return super().compose_node(parent, index)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -138,7 +180,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _bounded_int(digits: str) -> int:
+def bounded_int(digits: str) -> int:
     if len(digits) > JSON_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from memrl.utils.files import read_bounded, replacing
+from memrl.utils.files import bounded_int, free_name, link_or_copy, read_bounded, replacing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
 LONGEST = 2**32  # bytes that are read at once; a year of rollouts has less
+LINE_BYTES = 64 * 2**20  # of a run's log; the longest real ones, rollouts of documents of a million tokens, have 5 MB
 
 
 class Journal:
@@ -105,16 +106,32 @@ class Journal:
         self._file.close()
         self._file = open(target, "a+b")
 
-    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Keep only the lines of `wanted` objects; damaged lines are dropped."""
+    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> Path | None:
+        """Keep only the lines of `wanted` objects, and drop damaged ones: no object, too long, or `wanted` raises an error.
 
-        def is_kept(line: bytes) -> bool:
-            try:
-                return wanted(parse_line(line))
-            except ValueError:
-                return False
-
-        self.replace(filter(is_kept, self.read_lines()))
+        Returns:
+            A copy of the file as it was, if a line other than a torn last one was damaged.
+        """
+        target = self.path.resolve()
+        is_damaged = is_tail = False
+        self._file.seek(0)
+        with replacing(target) as file:
+            while line := self._file.readline(LINE_BYTES):
+                is_whole = line.endswith(b"\n")
+                try:
+                    if is_tail or len(line) == LINE_BYTES:
+                        raise ValueError("is too long")
+                    if is_whole and wanted(parse_line(line)):
+                        file.write(line)
+                except (ValueError, KeyError, TypeError):
+                    is_damaged = True
+                is_tail = not is_whole
+            spare = free_name(target.with_name(f"{target.name}.damaged")) if is_damaged else None
+            if spare is not None:
+                link_or_copy(target, spare)
+        self._file.close()
+        self._file = open(target, "a+b")
+        return spare
 
 
 def encode_line(record: Mapping[str, Any]) -> bytes:
@@ -136,7 +153,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
         ValueError: the rest of a sentence that begins with file and line: "is not JSON", for example.
     """
     try:
-        record = json.loads(line, parse_int=_whole_number)
+        record = json.loads(line, parse_int=bounded_int)
     except UnicodeDecodeError:
         raise ValueError("is not UTF-8 text") from None
     except (ValueError, RecursionError):
