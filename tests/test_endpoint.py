@@ -17,12 +17,12 @@ from openai import APIStatusError
 
 from memrl.agents.memory import AgentConfig, memory_agent
 from memrl.endpoint import EndpointError, RemoteLLM
+from memrl.endpoint.addresses import split_url
 from memrl.endpoint.failures import backoff, retry_after
 from memrl.llm import Decoding, LocalLLM, LocalSession
 from memrl.prompts import Prompts
 from memrl.reading.reader import read_document
 from memrl.types import Sample
-from memrl.utils.addresses import split_url
 from tests.fake_endpoint import FakeEndpoint, Reply
 from tests.tiny_folder import PROMPTS, make_tokenizer
 

@@ -5,7 +5,8 @@ import secrets
 
 import pytest
 
-from memrl.utils.files import check_output, fingerprint, read_json, write_whole
+from memrl.utils.bounded_files import read_json
+from memrl.utils.files import check_output, fingerprint, write_whole
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):

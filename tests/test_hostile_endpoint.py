@@ -21,13 +21,13 @@ from memrl.agents.memory import AgentConfig
 from memrl.commands.eval import main as evaluate
 from memrl.commands.filter_dataset import Filter
 from memrl.endpoint import EndpointError
+from memrl.endpoint.addresses import HIDDEN, public_url, redact, split_url
 from memrl.endpoint.failures import BadReply, backoff, describe, retry_after
 from memrl.endpoint.remote_llm import LONGEST_TOKEN, MOST_LOST
 from memrl.endpoint.replies import LARGEST_REPLY, read_completion, read_model_names
 from memrl.llm import Decoding
 from memrl.reading.reader import read_document
 from memrl.types import Sample
-from memrl.utils.addresses import HIDDEN, public_url, redact, split_url
 from memrl.utils.plain_text import printable
 from tests.fake_endpoint import FakeEndpoint, Reply
 from tests.test_endpoint import ask, remote

@@ -22,8 +22,8 @@ from memrl.evaluation.options import Options
 from memrl.reading.open_model import ReaderOptions
 from memrl.training.dry_run import dry_run
 from memrl.utils import command_line
+from memrl.utils.bounded_files import MAX_NODES, parse_yaml, read_yaml
 from memrl.utils.command_line import Command, parse_options
-from memrl.utils.yaml_files import MAX_NODES, parse_yaml, read_yaml
 from tests.tiny_folder import make_folder
 from tests.tiny_run import make_run
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import memrl.tokenizer
+import memrl.tokenizer.hf_tokenizer
+import memrl.tokenizer.tokenizer_json
 from memrl.prompts import PromptTemplate
 from memrl.tokenizer import Tokenizer, load_tokenizer
+from memrl.tokenizer.deadline import within
 from memrl.utils import chat_template
-from memrl.utils.bounded import within
 from tests.test_tokenizer import SMOLLM, byte_level_folder, character_tokenizer
 
 TEMPLATES = {
@@ -96,7 +97,7 @@ def regex_folder(folder: Path, **where: str) -> Path:
 def test_a_regular_expression_that_never_ends_is_given_up(where, tmp_path, monkeypatch):
     tokenizer = load_tokenizer(regex_folder(tmp_path, **{where: "(a+)+$"}))
     assert tokenizer.decode(tokenizer.encode("an answer")) == "an answer"
-    monkeypatch.setattr(memrl.tokenizer, "_ENCODE_SECONDS", 0.1)
+    monkeypatch.setattr(memrl.tokenizer.hf_tokenizer, "_ENCODE_SECONDS", 0.1)
     for _ in range(2):  # the second time at once: the first call still runs
         with pytest.raises(ValueError, match=rf"{tmp_path} is stuck in a regular expression"):
             tokenizer.encode(("a" * 17 + "b") * 40)  # it ends after a second or two
@@ -123,9 +124,9 @@ def interrupted(*_, **__):
 
 
 def test_usual_expressions_get_no_thread_of_their_own(tmp_path, monkeypatch):
-    llama3 = memrl.utils.tokenizer_json._USUAL_REGEX.replace(r"\p{N}|", r"\p{N}{1,3}|")
+    llama3 = memrl.tokenizer.tokenizer_json._USUAL_REGEX.replace(r"\p{N}|", r"\p{N}{1,3}|")
     usual = load_tokenizer(regex_folder(tmp_path, pre_tokenizer=llama3))
-    monkeypatch.setattr(memrl.tokenizer, "within", None)
+    monkeypatch.setattr(memrl.tokenizer.hf_tokenizer, "within", None)
     assert usual.decode(usual.encode("It's 12345 items")) == "It's 12345 items"
 
 

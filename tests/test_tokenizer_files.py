@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as Backend
 
-import memrl.utils.tokenizer_json as tokenizer_json
+import memrl.tokenizer.tokenizer_json as tokenizer_json
 from memrl.model import save_model
 from memrl.tokenizer import Tokenizer, load_tokenizer
-from memrl.utils.tokenizer_json import safe_borders, split_at
+from memrl.tokenizer.tokenizer_json import safe_borders, split_at
 from tests.test_tokenizer import (
     LLAMA3,
     SENTENCES,

@@ -13,9 +13,9 @@ import yaml
 
 from memrl.agents.memory import AgentConfig
 from memrl.prompts import Prompts, check_prompts, load_prompts
+from memrl.utils.bounded_files import read_yaml
 from memrl.utils.bounds import MOST_INT
 from memrl.utils.files import write_whole
-from memrl.utils.yaml_files import read_yaml
 
 FILE_NAME = "memrl_agent.yaml"
 DEFAULT_PROMPTS = "question_first"

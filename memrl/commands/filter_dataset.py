@@ -119,7 +119,7 @@ def check(options: Filter) -> None:
 def asked_of(options: Filter) -> dict[str, Any]:
     """All that the responses depend on except the question."""
     from memrl.data.filtering import QUESTION_ALONE
-    from memrl.utils.addresses import public_url
+    from memrl.endpoint.addresses import public_url
     from memrl.utils.files import fingerprint
 
     if options.model is None:

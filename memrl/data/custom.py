@@ -26,7 +26,7 @@ from memrl.data.json_values import MOST_BYTES
 from memrl.data.original import from_evaluation, hotpotqa_paragraphs, is_evaluation
 from memrl.data.rows import REQUIRED, TextFiles, check_row, check_unique, parse_row, row_id, row_sample
 from memrl.types import Sample
-from memrl.utils.files import open_regular
+from memrl.utils.bounded_files import open_regular
 
 
 class Samples(Sequence[Sample]):

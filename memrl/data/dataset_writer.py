@@ -17,7 +17,8 @@ from typing import Any
 
 from memrl.data.rows import FIELDS, check_row, check_unique
 from memrl.types import Sample
-from memrl.utils.files import read_json, sync_path, write_whole
+from memrl.utils.bounded_files import read_json
+from memrl.utils.files import sync_path, write_whole
 from memrl.utils.journal import Journal, encode_line, first_difference
 from memrl.utils.progress import Progress
 

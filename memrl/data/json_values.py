@@ -1,13 +1,13 @@
 """Parse JSON from elsewhere within bounds of size, number of values and length of numbers."""
 
 import json
-from collections import Counter
 from typing import Any
+
+from memrl.utils.bounded_files import bounded_int, unique_keys
 
 MOST_BYTES = 2**28  # of a row, an item or a document: 60 million tokens; the paper's longest documents have 3.5 million, 16 MB
 VALUES = 2 * 10**6  # values in a row or an item; SQuAD's training file, one object, has 1.3 million
 UNCOUNTED = 2**23  # characters up to which values are not counted, since they take 0.2 GB at most
-DIGITS = 300  # of a whole number, so that it can become a float
 
 
 def parse_json(text: bytes) -> Any:
@@ -18,7 +18,7 @@ def parse_json(text: bytes) -> Any:
         raise ValueError(f"byte 0x{text[error.start]:02x} at {error.start} is not UTF-8; save the file as UTF-8") from None
     check_values(decoded)
     try:
-        return json.loads(decoded, object_pairs_hook=_without_duplicates, parse_int=bounded_int)
+        return json.loads(decoded, object_pairs_hook=unique_keys, parse_int=bounded_int)
     except RecursionError:
         raise ValueError("not JSON: lists and objects in each other, too deep to be read") from None
 
@@ -34,21 +34,6 @@ def check_values(text: str) -> None:
 
 def _num_marks(text: str) -> int:
     return text.count(",") + text.count("[") + text.count("{")
-
-
-def bounded_int(digits: str) -> int:
-    if len(digits) > DIGITS:
-        raise ValueError(f"a number of {len(digits)} digits; write it as a text")
-    return int(digits)
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # json.loads keeps the last of equal keys without a warning, which would turn a typing error into wrong data.
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {shown(twice)!r} occurs twice in one object")
-    return row
 
 
 def shown(name: str) -> str:

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from memrl.data.json_values import MOST_BYTES, describe, parse_json, shown
 from memrl.types import Sample
-from memrl.utils.files import read_bounded
+from memrl.utils.bounded_files import read_bounded
 
 DEPTH = 50  # of lists and objects in each other; published data sets have at most 5
 QUESTION_CHARACTERS, ID_CHARACTERS = 10**6, 1000  # agent.question_tokens is 1,024 by default

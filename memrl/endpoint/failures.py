@@ -11,7 +11,7 @@ from urllib.parse import urljoin
 
 from openai import APIError, APIStatusError, APITimeoutError
 
-from memrl.utils.addresses import public_url
+from memrl.endpoint.addresses import public_url
 
 LONGEST_WAIT_S = 300.0  # a request with a longer Retry-After fails at once
 LONGEST_BACKOFF_S = 60.0

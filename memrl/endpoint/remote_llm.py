@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from openai import AsyncOpenAI, BadRequestError, DefaultAsyncHttpxClient, UnprocessableEntityError
 
+from memrl.endpoint.addresses import public_url, read_key, redact, split_url
 from memrl.endpoint.failures import (
     CAUGHT,
     LONGEST_WAIT_S,
@@ -38,7 +39,6 @@ from memrl.endpoint.replies import Completion, read_bounded, read_completion, re
 from memrl.llm import BaseSession
 from memrl.prompts import PromptTemplate
 from memrl.types import Turn
-from memrl.utils.addresses import public_url, read_key, redact, split_url
 from memrl.utils.plain_text import printable
 from memrl.utils.seeds import row_seed
 from memrl.utils.task_pool import TaskPool

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from memrl.engine import distributed
+from memrl.utils.bounded_files import read_json
 from memrl.utils.checksums import SUMS, damaged_files, read_sums
 from memrl.utils.command_line import warn
-from memrl.utils.files import read_json
 
 
 def damage_of(folder: Path, step: int) -> str | None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from memrl.config import flatten
 from memrl.reading.model_identity import model_identity, tokenizer_identity
 from memrl.reading.open_model import decoding
-from memrl.utils.addresses import public_url
 from memrl.utils.plain_text import printable
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ _ADDITIVE, _NOT_COMPARED = ("tasks", "methods"), {"model_path", "endpoint"}
 def fingerprint(model: ModelUnderTest, seed: int, tasks: Mapping[str, Task], methods: Mapping[str, Method]) -> dict[str, Any]:
     """Everything that a row depends on, as JSON: the one place where the identity of an evaluation is computed."""
     if model.endpoint is not None:
+        from memrl.endpoint.addresses import public_url
+
         source = {"endpoint": public_url(model.endpoint), "served_model": model.name}
         source |= tokenizer_identity(model.tokenizer_folder, model.tokenizer)
     else:

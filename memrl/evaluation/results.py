@@ -21,7 +21,8 @@ from typing import Any
 from memrl.evaluation.eval_settings import join
 from memrl.evaluation.row_check import check_row
 from memrl.evaluation.runner import Key, Row, row_key
-from memrl.utils.files import read_json, write_whole
+from memrl.utils.bounded_files import read_json
+from memrl.utils.files import write_whole
 from memrl.utils.journal import Journal, encode_line, open_locked
 
 CONFIG_FILE, SAMPLES_FILE, LOCK_FILE = "eval_config.json", "samples.jsonl", ".lock"

@@ -13,7 +13,7 @@ import torch
 
 from memrl.model.positions import RopeConfig
 from memrl.model.transformer import FAMILIES, TransformerConfig
-from memrl.utils.files import read_json
+from memrl.utils.bounded_files import read_json
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _FAMILY_DEFAULTS = {  # transformers' defaults of missing keys, as far as they depend on the family

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
-from memrl.utils.yaml_files import read_yaml
+from memrl.utils.bounded_files import read_yaml
 
 PROMPT_FOLDER = Path(__file__).resolve().parent
 _SLOT = re.compile(r"\{(question|memory|section)\}")

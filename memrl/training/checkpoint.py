@@ -45,9 +45,10 @@ from memrl.engine.deepspeed_engine import Engine
 from memrl.engine.reshard import load_resharded
 from memrl.training.same_run import LOCK, LOGS, check_place, check_same_run, disagreement, unseen
 from memrl.utils.atomic_dirs import aside, finish_swap, publish, remove, swap_in
+from memrl.utils.bounded_files import read_json
 from memrl.utils.checksums import SUMS, hash_all, write_sums
 from memrl.utils.command_line import warn
-from memrl.utils.files import fingerprint, free_name, read_json, sync_path, sync_tree, write_whole
+from memrl.utils.files import fingerprint, free_name, sync_path, sync_tree, write_whole
 from memrl.utils.journal import Journal
 from memrl.utils.plain_text import printable
 

@@ -80,7 +80,7 @@ def run_inputs(agent: AgentConfig, config: TrainConfig) -> dict[str, str]:
         inputs["tokenizer"] = hash_files(_files(model, (*TOKENIZER, "generation_config.json")))
     if config.data.path is not None:
         inputs["data"] = fingerprint([config.data.path])
-        inputs["documents"] = hash_files(load_samples(config.data.path).paths)
+        inputs["documents"] = hash_files(load_samples(config.data.path, config.data.allow_files).paths)
     if config.reward.function is not None:
         file = Path(config.reward.function.rpartition(":")[0])
         inputs["reward"] = fingerprint([file])

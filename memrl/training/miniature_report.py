@@ -14,7 +14,8 @@ from memrl.llm import Decoding, LocalLLM
 from memrl.model import Transformer
 from memrl.sampler import Sampler
 from memrl.training.trainer import Trainer
-from memrl.utils.files import read_json, write_whole
+from memrl.utils.bounded_files import read_json
+from memrl.utils.files import write_whole
 from memrl.utils.progress import Progress
 
 MAX_SHORT = 64  # chunks; of longer documents report.samples_long are read instead of report.samples

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from memrl.config import TrainConfig, differences, flatten
 from memrl.engine import distributed
+from memrl.utils.bounded_files import read_json, read_yaml
 from memrl.utils.command_line import warn
-from memrl.utils.files import read_json, read_yaml
 from memrl.utils.plain_text import printable
 
 # Not in the inputs.json of runs of earlier versions; see memrl/training/inputs.py.

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from memrl.utils.files import read_bounded, write_whole
+from memrl.utils.bounded_files import read_bounded
+from memrl.utils.files import write_whole
 
 SUMS = "SHA256SUMS"
 SUMS_BYTES = 16 * 2**20  # 100,000 files; a checkpoint has two for each rank and the model's shards

@@ -24,9 +24,9 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
 
+from memrl.utils.bounded_files import parse_yaml, read_yaml
 from memrl.utils.bounds import check_options
 from memrl.utils.plain_text import printable
-from memrl.utils.yaml_files import parse_yaml, read_yaml
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 

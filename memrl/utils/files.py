@@ -1,23 +1,16 @@
 """Write files whole or not at all, read and fingerprint them, flush them to the disk."""
 
 import hashlib
-import json
 import os
 import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import yaml
+from typing import BinaryIO
 
 _BLOCK, _SAMPLES = 2**20, 64
-JSON_BYTES = 16 * 2**20  # the largest published file of this kind, DeepSeek-V3's index of 91,991 tensors, has 9 MB
-YAML_BYTES = 256 * 2**10  # a run's settings have 3 KB
-JSON_DIGITS = 300  # of a whole number, so that it can become a float; tokenizer_config.json has numbers of 31 digits
 
 
 def write_whole(path: str | Path, text: str) -> None:
@@ -108,82 +101,6 @@ def read_whole(path: str | Path) -> bytes:
         raise ValueError(f"{path}: there is no such file") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def read_bounded(path: str | Path, limit: int) -> bytes:
-    """The bytes of a regular file with at most `limit` bytes; ValueError naming the path for anything else.
-
-    For files from elsewhere: a pipe would block, and a device could be read without end.
-    """
-    try:
-        with open_regular(path) as file:
-            content = file.read(limit + 1)
-    except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    if len(content) > limit:
-        raise ValueError(f"{path} is larger than {limit / 2**20:g} MiB, which is too large for a file of this kind")
-    return content
-
-
-def open_regular(path: str | Path) -> BufferedReader:
-    """Open a regular file for reading; ValueError naming the path for a pipe or a device, OSError as `open`."""
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise ValueError(f"{path} is a pipe or a device; it must be a regular file")
-    return file
-
-
-def read_json(path: str | Path, limit: int = JSON_BYTES) -> Any:
-    """The value in a JSON file from elsewhere; ValueError naming the path if it is not JSON, or absurdly large or deep.
-
-    A key that stands twice is refused: `json` would silently take the last one.
-    """
-    content = read_bounded(path, limit)
-    try:
-        return json.loads(content.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_int=bounded_int)
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply to be read") from None
-    except ValueError as error:  # undecodable bytes and JSON errors alike
-        raise ValueError(f"{path} is not valid JSON ({error})") from None
-
-
-def read_yaml(path: str | Path, limit: int = YAML_BYTES) -> Any:
-    """The value in a YAML file from elsewhere; ValueError naming the path if it is not YAML, or absurdly large or deep.
-
-    References (`*name`) are refused: a few hundred bytes of them can stand for billions of values.
-    """
-    content = read_bounded(path, limit)
-    try:
-        return yaml.load(content.decode("utf-8"), _PlainLoader)
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply to be read") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: undecodable bytes, or a number of too many digits
-        raise ValueError(f"{path} is not valid YAML ({' '.join(str(error).split())[:200]})") from None
-
-
-class _PlainLoader(yaml.SafeLoader):
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("references (*name) are not supported")
-        return super().compose_node(parent, index)
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"the key {twice!r} stands twice")
-    return found
-
-
-def bounded_int(digits: str) -> int:
-    if len(digits) > JSON_DIGITS:
-        raise ValueError(f"a number of {len(digits)} digits")
-    return int(digits)
 
 
 def fingerprint(files: Iterable[str | Path]) -> str:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from memrl.utils.files import bounded_int, free_name, link_or_copy, read_bounded, replacing
+from memrl.utils.bounded_files import bounded_int, read_bounded
+from memrl.utils.files import free_name, link_or_copy, replacing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
 
 LONGEST = 2**32  # bytes that are read at once; a year of rollouts has less
 LINE_BYTES = 64 * 2**20  # of a run's log; the longest real ones, rollouts of documents of a million tokens, have 5 MB
@@ -161,12 +161,6 @@ def parse_line(line: bytes) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ValueError("is not a JSON object")
     return record
-
-
-def _whole_number(digits: str) -> int:
-    if len(digits) > 20:  # 64 bits, such as a seed's; it can become a float
-        raise ValueError
-    return int(digits)
 
 
 def read_records(path: str | Path) -> list[tuple[int, dict]]:

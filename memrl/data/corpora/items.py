@@ -13,8 +13,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
-from memrl.data.json_values import MOST_BYTES, bounded_int, check_values
-from memrl.utils.files import open_regular
+from memrl.data.json_values import MOST_BYTES, check_values
+from memrl.utils.bounded_files import bounded_int, open_regular
 
 _BLOCK = 2**20  # characters of a JSON list read at a time
 _ROWS = 256  # rows of a parquet file read at a time

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from memrl.utils.bounded import within
-from memrl.utils.chat_template import render_chat_template
-from memrl.utils.tokenizer_json import document_rules, holds_unknown_regex, safe_borders, split_at, without_dummy_space
+from memrl.tokenizer.chat_template import render_chat_template
+from memrl.tokenizer.deadline import within
+from memrl.tokenizer.tokenizer_json import document_rules, holds_unknown_regex, safe_borders, split_at, without_dummy_space
 
 T = TypeVar("T")
 _END_MARKERS = ("<|im_end|>", "<|endoftext|>", "<|end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
