@@ -108,7 +108,7 @@ def test_two_columns_of_a_name_are_refused(tmp_path):
         (pa.array(["[" * 100_000]), "row 1: note: "),
         (pa.array(["[" * 60 + "]" * 60]), "row 1: note: has lists and objects in each other"),
         (pa.array(["1" * 400]), "row 1: note: a number of 400 digits"),
-        (pa.array(['{"a": 1, "a": 2}']), "row 1: note: the key 'a' occurs twice"),
+        (pa.array(['{"a": 1, "a": 2}']), "row 1: note: the key 'a' stands twice"),
         (pa.array(["NaN"]), "row 1: note: nan is no number"),
         (pa.array(['"\\ud800"']), "row 1: note: character 0 is half a surrogate pair"),
     ],

@@ -9,9 +9,8 @@ import pytest
 import memrl.tokenizer.hf_tokenizer
 import memrl.tokenizer.tokenizer_json
 from memrl.prompts import PromptTemplate
-from memrl.tokenizer import Tokenizer, load_tokenizer
+from memrl.tokenizer import Tokenizer, chat_template, load_tokenizer
 from memrl.tokenizer.deadline import within
-from memrl.utils import chat_template
 from tests.test_tokenizer import SMOLLM, byte_level_folder, character_tokenizer
 
 TEMPLATES = {

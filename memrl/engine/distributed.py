@@ -1,7 +1,6 @@
 """Communication between ranks, with the same functions for one rank and for many."""
 
 import os
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
@@ -53,14 +52,16 @@ def init(device_name: str = "auto") -> None:
     global _device
     _device = _choose_device(device_name)
     if "RANK" not in os.environ:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        # DeepSpeed reads these; the port is never opened.
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
     if device().type == "cuda":
         torch.cuda.set_device(device())
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if device().type == "cuda" else "gloo", timeout=TIMEOUT)
+        backend = "nccl" if device().type == "cuda" else "gloo"
+        if world_size() == 1:  # no other rank to meet, so no port that another process may have taken
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+        else:
+            dist.init_process_group(backend, timeout=TIMEOUT)
 
 
 def barrier() -> None:
