@@ -159,7 +159,7 @@ def train_by_hand(run: RecordedRun, s: dict[str, Any], start: str) -> tuple[Tran
     model, frozen = load_model(start, "float32"), load_model(start, "float32")
     betas, decay = (s["optim.beta1"], s["optim.beta2"]), s["optim.weight_decay"]
     optimizer = torch.optim.AdamW(model.train().parameters(), betas=betas, weight_decay=decay)
-    records, updates = [], 0
+    records, updates, rate = [], 0, 0.0
     for step in range(s["rl.steps"]):
         kept, replaced = sampled(run, s, step)
         set_advantages(list(kept.values()), s)

@@ -40,7 +40,7 @@ class PlainEngine:
         self.rates: list[float] = []
         self.global_steps = self.skipped_steps = 0
         self.checkpoint_engine = self
-        self._norm, self._is_last = 0.0, True
+        self._norm, self._is_last = torch.tensor(0.0), True
 
     def __call__(self, ids, context, *arguments):
         if torch.is_grad_enabled():

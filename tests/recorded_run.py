@@ -253,7 +253,8 @@ class FakeTracker:
     """Keeps what it is given."""
 
     def __init__(self, run_dir, options, config: dict, first_step: int):
-        self.run_dir, self.options, self.config, self.lines = run_dir, vars(options), config, []
+        self.run_dir, self.options, self.config, self.first_step = run_dir, vars(options), config, first_step
+        self.lines: list[tuple[int, dict]] = []
 
     def log(self, step: int, metrics: dict) -> None:
         self.lines.append((step, metrics))
@@ -289,7 +290,7 @@ class RecordedRun:
     engine: PlainEngine
     trainer: trainer.Trainer
     rewards: FakeRewards
-    tracker: FakeTracker
+    tracker: FakeTracker | None
     sampler: FakeSampler
     report_samplers: list[FakeSampler]
     process: dict = field(default_factory=dict)

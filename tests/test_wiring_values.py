@@ -13,6 +13,7 @@ from memrl.utils.seeds import row_seed
 from tests.by_hand import learning_rate, train_by_hand
 from tests.plain_deepspeed import PlainEngine
 from tests.recorded_run import BASE, RecordedRun, make_inputs, recorded_run
+from tests.test_rollout import assign, finished_group
 
 # Another loss, to the sampler's own log-probabilities.
 OTHER = {
@@ -185,3 +186,13 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(runs, inputs, monkeypatc
     for name in ("metrics.jsonl", "rollouts.jsonl", "validation.jsonl", "model/model.safetensors", "best/best.json"):
         assert (resumed.folder / name).read_bytes() == (whole.folder / name).read_bytes(), name
     assert resumed.engine.rates == whole.engine.rates[4:]
+    assert (whole.tracker.first_step, resumed.tracker.first_step) == (0, 1)
+
+
+@pytest.mark.parametrize(("kinds", "left"), [("none", (4, 2)), ("memory", (2, 2)), ("answer", (4, 1)), ("all", (2, 1))])
+def test_turns_that_were_cut_off_can_be_left_out_by_kind(kinds, left):
+    group = finished_group(0, [1.0, 0.0])
+    for turn in group.trajectories[0].turns:
+        turn.finish_reason = "length"
+    found = [item.turn.kind for item in assign([group], overlong_filter=kinds)[0]]
+    assert (found.count("memory"), found.count("answer")) == left
