@@ -7,7 +7,10 @@ import yaml
 
 from memrl.engine import distributed
 from memrl.model import load_model
+from memrl.rl.packing import TrainTurn
+from memrl.rl.update import split_groups
 from memrl.training.validation import STREAM
+from memrl.types import Turn
 from memrl.utils.files import fingerprint
 from memrl.utils.seeds import row_seed
 from tests.by_hand import learning_rate, train_by_hand
@@ -196,3 +199,11 @@ def test_turns_that_were_cut_off_can_be_left_out_by_kind(kinds, left):
         turn.finish_reason = "length"
     found = [item.turn.kind for item in assign([group], overlong_filter=kinds)[0]]
     assert (found.count("memory"), found.count("answer")) == left
+
+
+def test_optimizer_steps_have_equally_many_tokens_however_many_turns(inputs):
+    def group(num_turns: int, tokens: int) -> list[TrainTurn]:
+        return [TrainTurn(Turn("memory", [1] * tokens, [2], [-1.0], "stop"), 0.0) for _ in range(num_turns)]
+
+    steps = split_groups({0: group(1, 90), 1: group(3, 10), 2: group(3, 10), 3: group(3, 10)}, 2)
+    assert [sum(turn.num_inputs for turn in step) for step in steps] == [90, 90]
