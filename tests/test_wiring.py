@@ -297,7 +297,8 @@ def test_a_setting_changes_what_it_says_and_nothing_else(run_with, name):
 def test_the_base_has_every_setting_off_its_default():
     defaults = flatten(TrainConfig().to_dict())
     miniature = {name for name in MINIATURE if name not in BASE}
-    assert defaults.keys() == BASE.keys() | miniature | ONLY_DEFAULT
+    known = BASE.keys() | miniature | ONLY_DEFAULT
+    assert defaults.keys() == known, "give a new setting a value in BASE that is not its default, or name it in ONLY_DEFAULT"
     assert not [name for name, value in (MINIATURE | BASE).items() if value == defaults[name] and name not in ONLY_DEFAULT]
 
 
