@@ -49,7 +49,7 @@ TABLE: dict[str, Row | list[Row]] = {
     "threads": Row(3, {"threads"}),
     "model.path": Row("other_model", START),
     "model.dtype": Row("bfloat16", {"dtype", "DeepSpeed bf16.enabled", *START}),
-    "model.attention": Row("sdpa", {"attention"}),
+    "model.attention": Row("sdpa", {"attention of the sampler", "attention of training"}),
     "model.checkpoint_layers": Row(True, {"recomputed layers"}),
     "model.lora_rank": Row(2, {"adapters", "start", "reference", "frozen start"}),
     "model.lora_alpha": Row(64.0, {"adapters"}, LORA),
@@ -207,7 +207,8 @@ def of_policy(run: RecordedRun) -> dict[str, Any]:
     frozen = getattr(reference, "frozen", getattr(reference, "model", None))
     return found | {
         "adapters": [(layer.rank, layer.alpha) for layer in engine.module.modules() if isinstance(layer, LoraLinear)],
-        "attention": {run.sampler.options["attention"].name} | {name for _, name in engine.forwards},
+        "attention of the sampler": run.sampler.options["attention"].name,
+        "attention of training": {name for _, name in engine.forwards},
         "dtype": [engine.module.dtype, run.sampler.model.dtype],
         "frozen start": {} if frozen in (None, engine.module) else dict(frozen.named_parameters()),
         "micro-batches": [size for size, _ in engine.forwards],
