@@ -5,10 +5,12 @@ import json
 import pytest
 import yaml
 
+from memrl.config import DataOptions
 from memrl.engine import distributed
 from memrl.model import load_model
 from memrl.rl.packing import TrainTurn
 from memrl.rl.update import split_groups
+from memrl.training.inputs import make_source
 from memrl.training.validation import STREAM
 from memrl.types import Turn
 from memrl.utils.files import fingerprint
@@ -207,3 +209,10 @@ def test_optimizer_steps_have_equally_many_tokens_however_many_turns(inputs):
 
     steps = split_groups({0: group(1, 90), 1: group(3, 10), 2: group(3, 10), 3: group(3, 10)}, 2)
     assert [sum(turn.num_inputs for turn in step) for step in steps] == [90, 90]
+
+
+def test_the_order_of_a_file_is_a_function_of_the_seed(inputs):
+    data = DataOptions(path=str(inputs / "data.jsonl"))
+    sources = [make_source(data, 7, seed) for seed in (2, 6, 2)]
+    orders = [[source.sample(step, index).id for step in range(3) for index in range(7)] for source in sources]
+    assert orders[0] != orders[1] and orders[0] == orders[2]
