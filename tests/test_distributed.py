@@ -1,9 +1,10 @@
-"""Several ranks compute what one does: gradients of any loss however the batch is cut, and a policy loaded in parts.
+"""Several ranks compute what one does: gradients of any loss however the batch is cut, policies loaded in parts, whole runs.
 
 The ranks are real processes under torchrun with real DeepSpeed ZeRO-3; gradients are compared with plain autograd on the whole
 batch, loaded policies with their file.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,15 @@ import torch
 from safetensors.torch import load_file
 
 from memrl.config import RLOptions
+from memrl.engine import distributed
 from memrl.model import PackedContext, TransformerConfig, save_model
 from memrl.model.loader import from_scratch
 from memrl.rl.aggregation import token_weights
 from memrl.rl.loss import LossOptions, policy_loss
 from memrl.rl.mismatch import correction
 from memrl.rl.packing import pack_turns
-from tests.workers import gradients
+from tests.recorded_run import NoisySampler, RecordedRun, make_inputs, recorded_run
+from tests.workers import gradients, whole_runs
 from tests.workers import two_ranks as two_ranks_worker
 from tests.workers.launch import torchrun
 
@@ -38,11 +41,18 @@ def save_random(folder: Path, tied: bool, dtype: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory) -> tuple[dict, list[Path]]:
+def inputs(tmp_path_factory) -> Path:
+    """The files of the whole runs, and these runs."""
+    return tmp_path_factory.mktemp("whole_runs")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory, inputs) -> tuple[dict, list[Path]]:
     """The results of one launch of two ranks, for all tests that need no other number; and the folders of MODELS."""
     folder = tmp_path_factory.mktemp("start")
     models = [save_random(folder / f"{tied}-{dtype}", tied, dtype) for tied, dtype in MODELS]
-    return torchrun(two_ranks_worker, folder / "out.pt", *map(str, TWO_RANKS), *models), models
+    make_inputs(inputs)
+    return torchrun(two_ranks_worker, folder / "out.pt", inputs, *map(str, TWO_RANKS), *models), models
 
 
 def plain_gradients(rl: RLOptions) -> dict[str, torch.Tensor]:
@@ -151,3 +161,54 @@ def test_policy_loaded_in_parts_is_ready_to_train(two_ranks):
 
 def test_a_policy_of_many_sub_groups_is_what_the_parts_were_loaded_into(two_ranks):
     assert all(result["sub_groups"] > 1 for result in two_ranks[0]["start"]["results"])
+
+
+@pytest.fixture(scope="module")
+def one_rank(two_ranks, inputs, tmp_path_factory) -> RecordedRun:
+    """The same run on one rank, without DeepSpeed; tests/test_wiring_values.py compares such runs with others made by hand."""
+    distributed.init("cpu")
+    run = recorded_run(pytest.MonkeyPatch(), tmp_path_factory.mktemp("one"), whole_runs.SETTINGS, inputs, NoisySampler)
+    distributed.shutdown()
+    return run
+
+
+def read_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def check_metrics(found: list[dict], expected: list[dict]) -> None:
+    for line, other in zip(found, expected, strict=True):
+        assert line.keys() == other.keys()
+        for name, value in line.items():
+            assert value == pytest.approx(other[name], rel=1e-3, abs=1e-5), (line["step"], name)
+
+
+def test_steps_of_two_ranks_are_those_of_one(one_rank, inputs):
+    check_metrics(read_lines(inputs / "whole" / "metrics.jsonl"), one_rank.lines("metrics.jsonl"))
+    assert read_lines(inputs / "whole" / "validation.jsonl") == one_rank.lines("validation.jsonl")
+    weights = load_file(inputs / "whole" / "model" / "model.safetensors")
+    for name, expected in one_rank.weights().items():
+        torch.testing.assert_close(weights[name], expected, rtol=0, atol=2e-4)
+    line = one_rank.lines("metrics.jsonl")[0]
+    assert line["loss/clip_frac"] > 0 and line["rollout/logprob_diff_max"] > 0.3, "the test needs updates that matter"
+
+
+def test_two_ranks_compute_equally_much_in_every_optimizer_step(two_ranks):
+    first, second = two_ranks[0]["tokens"]
+    assert len(first) == len(second) == 8
+    for one, other in zip(first, second, strict=True):
+        assert 1 / 1.3 < one / other < 1.3, (first, second)
+
+
+def test_two_ranks_take_up_their_run_bit_for_bit(two_ranks, inputs):
+    for name in ("metrics.jsonl", "rollouts.jsonl", "validation.jsonl", "model/model.safetensors"):
+        assert (inputs / "again" / name).read_bytes() == (inputs / "whole" / name).read_bytes(), name
+
+
+def test_one_rank_takes_up_the_run_of_two(two_ranks, inputs):
+    states = [json.loads((inputs / "alone" / "checkpoints" / f"step-{step}" / "state.json").read_text()) for step in (1, 2)]
+    assert [state["world_size"] for state in states] == [2, 1]
+    check_metrics(read_lines(inputs / "alone" / "metrics.jsonl"), read_lines(inputs / "whole" / "metrics.jsonl"))
+    weights, expected = (load_file(inputs / name / "model" / "model.safetensors") for name in ("alone", "whole"))
+    for name in expected.keys() - {"model.layers.0.self_attn.k_proj.bias"}:  # its gradient is zero but for rounding
+        torch.testing.assert_close(weights[name], expected[name], rtol=0, atol=2e-4)

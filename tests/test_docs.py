@@ -1,6 +1,8 @@
-"""What the documents promise about the repository: links, paths, names, commands and the README's length."""
+"""What the documents promise about the repository: links, paths, names, commands, examples and the README's length."""
 
 import ast
+import doctest
+import importlib
 import re
 from pathlib import Path
 
@@ -10,6 +12,7 @@ REPO = Path(__file__).resolve().parent.parent
 PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", REPO / "CHANGELOG.md", *sorted((REPO / "docs").glob("*.md"))]
 COMMANDS = {"train", "infer", "eval", "data", "report", "trace", "curves", "prompts"}
 MOVED = {"CHANGELOG.md", "decisions.md"}  # name old places on purpose
+WITH_EXAMPLES = [path for path in sorted((REPO / "memrl").rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")]
 README = (REPO / "README.md").read_text(encoding="utf-8")
 
 
@@ -87,3 +90,38 @@ def test_the_tree_shows_every_package_and_nothing_else():
         "py.typed"
     }
     assert shown == there
+
+
+@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: path.stem)
+def test_examples_in_docstrings_give_what_they_show(path):
+    module = importlib.import_module(".".join(path.relative_to(REPO).with_suffix("").parts))
+    results = doctest.testmod(module)
+    assert results.attempted and not results.failed
+
+
+def python_of(page: str) -> dict:
+    """The names that a page's Python block defines, after running it."""
+    [block] = re.findall(r"```python\n(.*?)```", (REPO / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
+    names: dict = {}
+    exec(block, names)
+    return names
+
+
+def test_the_example_of_a_reward_function_does_what_it_says():
+    grade = python_of("rewards.md")["grade"]
+    assert [grade(text, ["Paris"], {}) for text in (r"\boxed{Paris}", r"\boxed{Rome}", "Paris")] == [1.0, 0.1, 0.0]
+
+
+def test_the_example_of_reading_and_writing_data_runs(tmp_path, monkeypatch):
+    from memrl.data import load_samples, write_samples
+    from memrl.types import Sample
+
+    monkeypatch.chdir(tmp_path)
+    write_samples("train.parquet", lambda i: Sample(str(i), f"question {i}", "text", ("a",)), 4, {}, "test")
+    assert len(python_of("data.md")["samples"]) == 4
+    assert load_samples("sums.jsonl")[2].answers == ("5",)
+
+
+def test_every_python_block_of_the_documents_is_run_above():
+    blocks = {page.name for page in PAGES if "```python\n" in page.read_text(encoding="utf-8")}
+    assert blocks == {"rewards.md", "data.md"}

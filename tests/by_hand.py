@@ -1,0 +1,218 @@
+"""A recorded run's training computed again, slowly: turn by turn, in plain PyTorch, from its requests and settings alone.
+
+Covers what `tests/test_wiring_values.py` compares: losses ppo and gspo, estimators k2 and k3, aggregations constant and
+token_mean, mismatch off and truncate.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+
+from memrl.model import PackedContext, Transformer, load_model
+from memrl.sampler import Request
+from memrl.utils.seeds import row_seed
+from tests.recorded_run import RecordedRun
+
+
+@dataclass
+class Reading:
+    """One trajectory: its turns, the last of which is the answer."""
+
+    turns: list[Request]
+    reward: float
+    penalty: float = 0.0
+    advantage: float = 0.0
+
+
+@dataclass
+class Term:
+    """A turn in the loss: the weight of each of its tokens, and the frozen policies' log-probabilities."""
+
+    turn: Request
+    advantage: float
+    group: int
+    weight: float = 0.0
+    old: torch.Tensor | None = None
+    reference: torch.Tensor | None = None
+    correction: torch.Tensor | None = None
+
+
+def sampled(run: RecordedRun, s: dict[str, Any], step: int) -> tuple[dict[int, list[Reading]], list[list[Reading]]]:
+    """The step's groups by index, and those that dynamic sampling replaced, found by the seeds that their turns must have."""
+    by_seed = {request.params.seed: request for request in run.requests()}
+    kept: dict[int, list[Reading]] = {}
+    replaced = []
+    for round_number in range(s["rl.dynamic_rounds"] + 1):
+        for index in range(s["rl.prompts_per_step"]):
+            if index in kept and not is_flat(kept[index]):
+                continue
+            group = round_number * s["rl.prompts_per_step"] + index
+            readings = [reading(run, by_seed, (s["seed"], step, group, rollout)) for rollout in range(s["rl.group_size"])]
+            replaced += [kept[index]] if index in kept else []
+            kept[index] = readings
+    return kept, replaced
+
+
+def is_flat(group: list[Reading]) -> bool:
+    return len({reading.reward for reading in group}) == 1
+
+
+def reading(run: RecordedRun, by_seed: dict[int, Request], identity: tuple[int, ...]) -> Reading:
+    turns = []
+    while (request := by_seed.get(row_seed(*identity, len(turns)))) is not None:
+        turns.append(request)
+    return Reading(turns, float(len(run.text_of(turns[-1].content_ids).split()) % 3))
+
+
+def set_advantages(groups: list[list[Reading]], s: dict[str, Any]) -> None:
+    """Rewards less penalties, against the mean of the others, over the group's standard deviation."""
+    memory = (s["agent.memory_tokens"], s["rl.overlong_buffer_memory"])
+    answer = (s["agent.answer_tokens"], s["rl.overlong_buffer_answer"])
+    for group in groups:
+        for r in group:
+            overlong = mean(excess(turn, *memory) for turn in r.turns[:-1]) + excess(r.turns[-1], *answer)
+            r.penalty = -s["rl.overlong_penalty"] * overlong
+        scores = [r.reward + r.penalty for r in group]
+        for r, score in zip(group, scores, strict=True):
+            r.advantage = (score - mean(scores)) * len(group) / (len(group) - 1) / (stdev(scores) + 1e-6)
+
+
+def excess(turn: Request, cap: int, buffer: int) -> float:
+    return max(0.0, len(turn.ids) - (cap - buffer)) / buffer
+
+
+def optimizer_steps(kept: dict[int, list[Reading]], s: dict[str, Any]) -> list[list[Term]]:
+    """The turns of each optimizer step: whole groups with signal, the largest first, each to the step with fewest tokens."""
+    terms: dict[int, list[Term]] = {index: [] for index in kept}
+    for index, group in kept.items():
+        for r in group if not is_flat(group) else []:
+            share = 1 / len(r.turns) if s["rl.credit"] == "split" else 1.0
+            for turn in r.turns:
+                kind = "answer" if turn is r.turns[-1] else "memory"
+                if not (kind == s["rl.overlong_filter"] and turn.finish_reason == "length"):
+                    terms[index].append(Term(turn, r.advantage * share, index))
+    sizes = {index: sum(len(t.turn.prompt_ids) + len(t.turn.ids) - 1 for t in group) for index, group in terms.items()}
+    steps: list[list[Term]] = [[] for _ in range(s["rl.updates_per_step"])]
+    loads = [0] * len(steps)
+    for index in sorted(sizes, key=lambda index: -sizes[index]):
+        smallest = loads.index(min(loads))
+        loads[smallest] += sizes[index]
+        steps[smallest] += terms[index]
+    for step in steps:
+        of_constant = s["rl.aggregation"] == "constant"
+        divisor = count_readings(kept, step) * s["rl.aggregation_tokens"] if of_constant else sum(len(t.turn.ids) for t in step)
+        for term in step:
+            term.weight = 1 / divisor
+    return steps
+
+
+def count_readings(kept: dict[int, list[Reading]], step: list[Term]) -> int:
+    """Trajectories with a turn in the step."""
+    turns = {id(term.turn) for term in step}
+    return sum(any(id(turn) in turns for turn in r.turns) for group in kept.values() for r in group)
+
+
+def logprobs_and_entropies(model: Transformer, turn: Request, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = turn.prompt_ids + turn.ids[:-1]
+    logits = model(torch.tensor(ids), PackedContext([len(ids)]))[len(turn.prompt_ids) - 1 :]
+    logprobs = torch.log_softmax(logits / temperature, dim=-1)
+    return logprobs.gather(1, torch.tensor(turn.ids)[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(dim=-1)
+
+
+def loss_of(term: Term, model: Transformer, s: dict[str, Any]) -> tuple[torch.Tensor, dict[str, float]]:
+    """The turn's part of the loss, and sums over its tokens by the metrics' names."""
+    now, entropies = logprobs_and_entropies(model, term.turn, s["rollout.temperature"])
+    difference = now - term.old
+    token_ratio = difference.exp()
+    ratio = difference.mean().exp().expand_as(now) if s["rl.loss"] == "gspo" else token_ratio
+    gain = ratio * term.advantage
+    clipped = ratio.clamp(1 - s["rl.clip_low"], 1 + s["rl.clip_high"]) * term.advantage
+    pg = -torch.minimum(gain, clipped)
+    if term.advantage < 0 and s["rl.dual_clip"] is not None:
+        pg = pg.clamp(max=-s["rl.dual_clip"] * term.advantage)
+    d = term.reference - now
+    kl = d.square() / 2 if s["rl.kl_estimator"] == "k2" else d.exp() - d - 1
+    correction = torch.ones_like(now) if term.correction is None else term.correction
+    loss = term.weight * (correction * pg + s["rl.kl_coef"] * kl - s["rl.entropy_coef"] * entropies).sum()
+    off = now - torch.tensor(term.turn.logprobs)
+    sums = {"loss/pg_loss": correction * pg, "loss/kl": kl, "loss/entropy": entropies, "loss/ratio": ratio}
+    sums |= {"loss/approx_kl": token_ratio - 1 - difference, "rollout/logprob_diff_mean": off.abs()}
+    sums |= {"rollout/mismatch_kl": off.exp() - off - 1}
+    if term.correction is not None:
+        sums["loss/correction"] = term.correction
+    return loss, {name: values.sum().item() for name, values in sums.items()} | {"largest": off.abs().max().item()}
+
+
+def learning_rate(update: int, s: dict[str, Any]) -> float:
+    total = s["rl.steps"] * s["rl.updates_per_step"] * s["rl.epochs"]
+    warmup = s["optim.warmup_updates"]
+    if update < warmup:
+        return s["optim.lr"] * (update + 1) / warmup
+    return s["optim.lr"] * (1 - (1 - s["optim.min_lr_ratio"]) * (update - warmup) / (total - warmup))
+
+
+def train_by_hand(run: RecordedRun, s: dict[str, Any], start: str) -> tuple[Transformer, list[dict[str, float]]]:
+    """The trained model, and the metrics of each step."""
+    model, frozen = load_model(start, "float32"), load_model(start, "float32")
+    betas, decay = (s["optim.beta1"], s["optim.beta2"]), s["optim.weight_decay"]
+    optimizer = torch.optim.AdamW(model.train().parameters(), betas=betas, weight_decay=decay)
+    records, updates, rate = [], 0, 0.0
+    for step in range(s["rl.steps"]):
+        kept, replaced = sampled(run, s, step)
+        set_advantages(list(kept.values()), s)
+        steps = optimizer_steps(kept, s)
+        for term in (term for terms in steps for term in terms):
+            freeze(term, model, frozen, s)
+        record = metrics_of_rewards(kept, replaced)
+        sums: dict[str, list[float]] = defaultdict(list)
+        for terms in steps * s["rl.epochs"]:
+            for group in optimizer.param_groups:
+                group["lr"] = rate = learning_rate(updates, s)
+            for name, value in optimizer_step(model, optimizer, terms, s).items():
+                sums[name].append(value)
+            updates += 1
+        of_first = [name for name in sums if name.startswith("rollout/")]
+        record |= {name: values[0] if name in of_first else mean(values) for name, values in sums.items()}
+        records.append(record | {"optim/lr": rate})
+    return model, records
+
+
+def freeze(term: Term, model: Transformer, frozen: Transformer, s: dict[str, Any]) -> None:
+    with torch.no_grad():
+        term.reference = logprobs_and_entropies(frozen, term.turn, s["rollout.temperature"])[0]
+        term.old = torch.tensor(term.turn.logprobs)
+        if s["rl.mismatch"] == "truncate":
+            own = logprobs_and_entropies(model, term.turn, s["rollout.temperature"])[0]
+            term.correction, term.old = (own - term.old).exp().clamp(max=s["rl.mismatch_bound"]), own
+
+
+def optimizer_step(model: Transformer, optimizer, terms: list[Term], s: dict[str, Any]) -> dict[str, float]:
+    """One step; the metrics are means over its tokens."""
+    optimizer.zero_grad()
+    sums: dict[str, float] = defaultdict(float)
+    largest = 0.0
+    for term in terms:
+        loss, of_turn = loss_of(term, model, s)
+        loss.backward()
+        largest = max(largest, of_turn.pop("largest"))
+        for name, value in of_turn.items():
+            sums[name] += value
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), s["optim.grad_clip"])
+    optimizer.step()
+    tokens = sum(len(term.turn.ids) for term in terms)
+    own = {"optim/grad_norm": float(norm), "update/tokens": tokens, "update/turns": len(terms)}
+    return {name: value / tokens for name, value in sums.items()} | own | {"rollout/logprob_diff_max": largest}
+
+
+def metrics_of_rewards(kept: dict[int, list[Reading]], replaced: list[list[Reading]]) -> dict[str, float]:
+    groups = [*kept.values(), *replaced]
+    return {
+        "reward/mean": mean(r.reward for group in groups for r in group),
+        "reward/penalty": mean(r.penalty for group in kept.values() for r in group),
+        "reward/signal": mean(not is_flat(group) for group in groups),
+        "reward/replaced_groups": len(replaced),
+        "rollout/turns": sum(len(r.turns) for group in groups for r in group),
+    }
