@@ -47,10 +47,7 @@ def escape_markdown(value: object) -> Markup:
 def format_number(value: object, sign: str = "") -> str:
     """Three significant digits; "-" for None, other values as text."""
     if isinstance(value, int | float):
-        try:
-            return f"{value:{sign if value else ''}.3g}"
-        except OverflowError:  # a whole number of hundreds of digits, in a damaged file
-            return f"{str(value)[:9]}..."
+        return f"{value:{sign if value else ''}.3g}"
     return "-" if value is None else str(value)
 
 
