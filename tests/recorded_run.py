@@ -157,7 +157,7 @@ BASE: dict[str, Any] = {
     "rl.micro_batch_tokens": 300,
     "optim.lr": 0.02,
     "optim.min_lr_ratio": 0.25,
-    "optim.warmup_updates": 3,
+    "optim.warmup_updates": 4,
     "optim.beta1": 0.8,
     "optim.beta2": 0.95,
     "optim.weight_decay": 0.1,

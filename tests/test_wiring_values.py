@@ -157,6 +157,8 @@ def test_files_outside_the_datas_folder_are_read_with_leave_alone(base, inputs, 
     settings = BASE | inside | {name: BASE[name], "data.allow_files": False}
     with pytest.raises(ValueError, match="outside the data set's folder"):
         recorded_run(monkeypatch, tmp_path, settings, inputs)
+    with pytest.raises(ValueError, match="outside the data set's folder"):
+        make_source(DataOptions(path=str(inputs / BASE["data.path"])), 7, 2)
     assert base.trainer.source.samples[-1].context == (inputs / "data.txt").read_text()
 
 
