@@ -143,7 +143,10 @@ def read_all(
         for _, readings in groupby(keys, key=lambda key: key.document):
             document = None
             for key in readings:  # made when its first reading starts, once for all its readings
-                document = document or asyncio.ensure_future(make_document(tasks[key.task], key, seed, thread))
+                if document is None:
+                    document = asyncio.ensure_future(make_document(tasks[key.task], key, seed, thread))
+                    # Its readings raise its error. Ctrl-C ends them first, and asyncio would print an error that nothing took.
+                    document.add_done_callback(lambda task: task.cancelled() or task.exception())
                 yield read(key, document)
 
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="documents")
