@@ -36,6 +36,10 @@ def run(config: TrainConfig) -> int:
         distributed.init(config.device)
     try:
         _run(config, stop)
+    except SystemExit:  # a mistake in the settings, in one line
+        if distributed.world_size() == 1:  # otherwise other ranks may still wait for this one
+            distributed.shutdown()
+        raise
     except (SaveError, OSError, RunError) as error:
         if os.environ.get("MEMRL_TRACEBACK"):
             raise
