@@ -100,7 +100,7 @@ def model_folders() -> Iterator[Attack]:
     )
     for depth in (900, DEEP):
         yield refuse("tokenizer", f"nested {depth} deep", INFER, change("model/tokenizer.json", model="[" * depth + "]" * depth))
-    yield Attack("tokenizer", "a regular expression that blows up", CHECK + ["--tokenizer", "model"], split_by("(a+)+$"), (0, 2))
+    yield Attack("tokenizer", "a regular expression that blows up", [*CHECK, "--tokenizer", "model"], split_by("(a+)+$"), (0, 2))
 
 
 def split_by(pattern: str) -> Damage:
@@ -198,27 +198,12 @@ def options() -> Iterator[Attack]:
     yield refuse("settings of train", "a pipe", DRY_RUN, fifo("config.yaml"))
     yield refuse("settings of eval", "a pipe", ["eval", "--config", "eval.yaml"], fifo("eval.yaml"))
     yield refuse("prompts", "a pipe", [*INFER, "--agent.prompts", "prompts.yaml"], fifo("prompts.yaml"))
-    for setting in (
-        "rl.steps",
-        "optim.lr",
-        "rl.clip_high",
-        "agent.chunk_tokens",
-        "rollout.max_rows",
-        "rl.group_size",
-        "model.lora_rank",
-    ):
+    for setting in ("rl.steps", "optim.lr", "rl.clip_high", "agent.chunk_tokens", "rollout.max_rows", "model.lora_rank"):
         for number in NUMBERS[:6]:
             yield Attack("options", f"train --{setting} {number[:10]}", [*DRY_RUN, f"--{setting}", number], codes=(0, 2))
-    for command, name in (
-        (TRACE, "--out"),
-        (CURVES, "--out"),
-        (INFER, "--json"),
-        (INFER, "--trace"),
-        (CHECK[:2] + ["data.parquet"], ""),
-    ):
+    for command, name in ((TRACE, "--out"), (CURVES, "--out"), (INFER, "--json"), (INFER, "--trace")):
         for taken in ("data.jsonl", "model/config.json", "text.txt"):
-            if name:
-                yield Attack("options", f"{command[0]} {name} {taken}", [*command, name, taken], codes=(2,))
+            yield Attack("options", f"{command[0]} {name} {taken}", [*command, name, taken], codes=(2,))
 
 
 def logs_and_results() -> Iterator[Attack]:

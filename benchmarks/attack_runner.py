@@ -44,9 +44,8 @@ class Attack:
         reader: the row of the table that this attack counts for.
         codes: exit codes that are right.
         says: texts of which standard error or output must hold one, if any are given.
-        patient: wait for an endpoint as long as the real command does; False: for two seconds.
         serve: bytes that a server answers with, by a request's first line; `{url}` in the arguments is its address.
-        own: names of files that the command may replace: those of its own run folder.
+        own: beginnings of the names of files that the command may replace: those of its own run folder.
     """
 
     reader: str
@@ -211,7 +210,8 @@ def wrong_end(attack: Attack, code: int, printed: str, said: str) -> list[str]:
         failures.append("not one line of error at the end")
     if code == 1 and not errors and "failed" not in printed + said:
         failures.append("no reason")
-    if any(len(line) > 3000 for line in errors) or "\x1b" in printed + said or len(said) > LONGEST_STDERR:
+    shown = said if any("\x1b" in word for word in attack.arguments) else printed + said  # a name of the user's own is printed
+    if any(len(line) > 3000 for line in errors) or "\x1b" in shown or len(said) > LONGEST_STDERR:
         failures.append("a message that is too long, or that controls the terminal")
     if attack.says and not any(words in printed + said for words in attack.says):
         failures.append(f"says none of {', '.join(attack.says)}")

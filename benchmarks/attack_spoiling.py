@@ -269,7 +269,9 @@ def spoil_template(path: Path, rng: random.Random) -> None:
 
 def spoil_text(path: Path, rng: random.Random) -> None:
     words = path.read_text()
-    part = rng.choice([" ", "\n", "\0", "x", "<|im_end|>", "<|unk|>", ESCAPE, "\u202e", "\u0300", "\r", "1", "𝕏", "\ufeff"])
+    part = rng.choice(
+        [" ", "\n", "\0", "x", "<|im_end|>", "<|unk|>", ESCAPE, "\u202e", "\u0300", "\r", "1", "\U0001d54f", "\ufeff"]
+    )
     content = (words + part * rng.choice([1, 1000, 20_000]) + words).encode()
     replace(
         path,
