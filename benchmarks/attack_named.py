@@ -306,6 +306,7 @@ def runs() -> Iterator[Attack]:
         yield Attack("run folder", name, TRAIN, damage, codes=(0, 2), own=OWN)
     for name, code in REWARDS.items():
         more = ["--run_dir", "new", "--reward.timeout_s", "1", "--rl.steps", "1"]
+        more += ["--rl.prompts_per_step", "2", "--rl.group_size", "2"]  # four calls that take a second each
         yield Attack("reward function", name, [*TRAIN[:3], *more], write("reward.py", code + "\n"), codes=(0, 1, 2))
     planted_module = write("json.py", "open('proof', 'w')\nraise SystemExit('taken from the current folder')\n")
     yield Attack("reward function", "json.py in the current folder", [*TRAIN[:3], "--run_dir", "new"], planted_module, (0,))

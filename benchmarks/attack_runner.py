@@ -27,7 +27,8 @@ sys.path.insert(0, str(ROOT))
 MOST_CPU_S, MOST_MIB = 10.0, 1024  # what an attack may cost
 HANGS_S, KILL_MIB = 40.0, 3 * 1024  # the machine may be busy with other work
 HASHED = 2**26  # bytes; larger files are compared by size and time
-LONGEST_STDERR = 20_000
+LONGEST_STDERR = 2**19  # characters; what a reward function prints is shown, 64 KiB of each call
+KEPT = 20_000
 KEY = "sk-correct-horse-battery"
 LATE = ("memrl.__main__", "memrl.engine", "memrl.kernels", "memrl.training")  # they import DeepSpeed or nothing new
 
@@ -111,9 +112,7 @@ class Runner:
         if KEY in printed + said or any(holds(path, KEY) for path in folder.rglob("*") if path.is_file()):
             failures.append("the key is shown")
         shutil.rmtree(folder, ignore_errors=True)
-        return Outcome(
-            attack.reader, attack.name, code, cpu_s, wall_s, mib, mib - self.base_mib, said[-LONGEST_STDERR:], failures
-        )
+        return Outcome(attack.reader, attack.name, code, cpu_s, wall_s, mib, mib - self.base_mib, said[-KEPT:], failures)
 
     def _start(self, arguments: Sequence[str], folder: Path, streams: list[Path], attack: Attack) -> int:
         environment = os.environ | {"PYTHONPATH": str(ROOT)} | attack.environment
