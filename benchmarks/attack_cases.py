@@ -95,7 +95,7 @@ BYTES, KIND = spoiling.spoil_bytes, spoiling.spoil_kind
 JSON = (BYTES, spoiling.spoil_json, spoiling.spoil_json, spoiling.spoil_json, spoiling.spoil_json, KIND)
 LINES = (BYTES, spoiling.spoil_line, spoiling.spoil_line, spoiling.spoil_line, KIND)
 YAML = (BYTES, spoiling.spoil_yaml, spoiling.spoil_yaml, spoiling.spoil_yaml, KIND)
-RUN = ("run/inputs.json", "run/checkpoints/step-2/state.json", "run/best/best.json", "run/checkpoints/step-2/SHA256SUMS")
+RUN = ("run/inputs.json", "run/checkpoints/step-2/state.json", "run/checkpoints/step-2/SHA256SUMS")
 
 # Reader: files of which one is spoilt, ways to spoil it, command lines of which one is run.
 READERS: dict[str, tuple[tuple[str, ...], tuple[Spoil, ...], tuple[list[str], ...]]] = {
@@ -256,7 +256,7 @@ def generated(seed: int, count: int, quick: bool = False) -> Iterator[Attack]:
         else:
             files, ways, commands = READERS[reader]
             file, way, command = rng.choice(files), rng.choice(ways), rng.choice(commands)
-            if way is not KIND and file in RUN[3:]:
+            if way is not KIND and file == RUN[2]:
                 way = BYTES
             name = f"{key} {way.__name__} {file}: {' '.join(command[:2])}"
             yield Attack(reader, name, command, partial(spoil, file=file, how=way, seed=key), own=OWN if command == TRAIN else ())
