@@ -1,7 +1,7 @@
 """A recorded run's training computed again, slowly: turn by turn, in plain PyTorch, from its requests and settings alone.
 
 Covers what `tests/test_wiring_values.py` compares: losses ppo and gspo, estimators k2 and k3, aggregations constant and
-token_mean, mismatch off and truncate.
+token_mean, mismatch off and truncate, and all values of on_error and denominator.
 """
 
 from collections import defaultdict
@@ -14,26 +14,30 @@ import torch
 from memrl.model import PackedContext, Transformer, load_model
 from memrl.sampler import Request
 from memrl.utils.seeds import row_seed
-from tests.recorded_run import RecordedRun
+from tests.recorded_run import FAILING_WORDS, RecordedRun
 
 
 @dataclass
 class Reading:
-    """One trajectory: its turns, the last of which is the answer."""
+    """One trajectory: its turns, the last of which is the answer; without a reward it is left out."""
 
     turns: list[Request]
-    reward: float
+    reward: float | None
     penalty: float = 0.0
     advantage: float = 0.0
 
 
 @dataclass
 class Term:
-    """A turn in the loss: the weight of each of its tokens, and the frozen policies' log-probabilities."""
+    """A turn in the loss: the weight of each of its tokens, and the frozen policies' log-probabilities.
+
+    One that is not trained on counts in the denominators alone.
+    """
 
     turn: Request
     advantage: float
     group: int
+    trained: bool
     weight: float = 0.0
     old: torch.Tensor | None = None
     reference: torch.Tensor | None = None
@@ -50,21 +54,28 @@ def sampled(run: RecordedRun, s: dict[str, Any], step: int) -> tuple[dict[int, l
             if index in kept and not is_flat(kept[index]):
                 continue
             group = round_number * s["rl.prompts_per_step"] + index
-            readings = [reading(run, by_seed, (s["seed"], step, group, rollout)) for rollout in range(s["rl.group_size"])]
+            identities = [(s["seed"], step, group, rollout) for rollout in range(s["rl.group_size"])]
+            readings = [reading(run, by_seed, identity, s["reward.on_error"]) for identity in identities]
             replaced += [kept[index]] if index in kept else []
             kept[index] = readings
     return kept, replaced
 
 
 def is_flat(group: list[Reading]) -> bool:
-    return len({reading.reward for reading in group}) == 1
+    return len({reading.reward for reading in compared(group)}) < 2
 
 
-def reading(run: RecordedRun, by_seed: dict[int, Request], identity: tuple[int, ...]) -> Reading:
+def compared(group: list[Reading]) -> list[Reading]:
+    return [reading for reading in group if reading.reward is not None]
+
+
+def reading(run: RecordedRun, by_seed: dict[int, Request], identity: tuple[int, ...], on_error: str) -> Reading:
     turns = []
     while (request := by_seed.get(row_seed(*identity, len(turns)))) is not None:
         turns.append(request)
-    return Reading(turns, float(len(run.text_of(turns[-1].content_ids).split()) % 3))
+    words = len(run.text_of(turns[-1].content_ids).split())
+    failed = None if on_error == "skip" else 0.0
+    return Reading(turns, failed if words == FAILING_WORDS else float(words % 3))
 
 
 def set_advantages(groups: list[list[Reading]], s: dict[str, Any]) -> None:
@@ -75,9 +86,10 @@ def set_advantages(groups: list[list[Reading]], s: dict[str, Any]) -> None:
         for r in group:
             overlong = mean(excess(turn, *memory) for turn in r.turns[:-1]) + excess(r.turns[-1], *answer)
             r.penalty = -s["rl.overlong_penalty"] * overlong
-        scores = [r.reward + r.penalty for r in group]
-        for r, score in zip(group, scores, strict=True):
-            r.advantage = (score - mean(scores)) * len(group) / (len(group) - 1) / (stdev(scores) + 1e-6)
+        scores = {id(r): r.reward + r.penalty for r in compared(group)}
+        for r in compared(group) if len(scores) > 1 else []:
+            others = mean(score for key, score in scores.items() if key != id(r))
+            r.advantage = (scores[id(r)] - others) / (stdev(scores.values()) + 1e-6)
 
 
 def excess(turn: Request, cap: int, buffer: int) -> float:
@@ -85,17 +97,21 @@ def excess(turn: Request, cap: int, buffer: int) -> float:
 
 
 def optimizer_steps(kept: dict[int, list[Reading]], s: dict[str, Any]) -> list[list[Term]]:
-    """The turns of each optimizer step: whole groups with signal, the largest first, each to the step with fewest tokens."""
+    """The turns of each optimizer step: whole groups, the largest first, each to the step with fewest tokens.
+
+    Without the groups that have no signal there are fewer steps, so that none has fewer groups than with all of them.
+    """
     terms: dict[int, list[Term]] = {index: [] for index in kept}
     for index, group in kept.items():
-        for r in group if not is_flat(group) else []:
+        for r in compared(group) if not is_flat(group) or s["rl.denominator"] == "all" else []:
             share = 1 / len(r.turns) if s["rl.credit"] == "split" else 1.0
             for turn in r.turns:
                 kind = "answer" if turn is r.turns[-1] else "memory"
                 if not (kind == s["rl.overlong_filter"] and turn.finish_reason == "length"):
-                    terms[index].append(Term(turn, r.advantage * share, index))
+                    terms[index].append(Term(turn, r.advantage * share, index, not is_flat(group)))
     sizes = {index: sum(len(t.turn.prompt_ids) + len(t.turn.ids) - 1 for t in group) for index, group in terms.items()}
-    steps: list[list[Term]] = [[] for _ in range(s["rl.updates_per_step"])]
+    groups_left = sum(size > 0 for size in sizes.values())
+    steps: list[list[Term]] = [[] for _ in range(max(1, s["rl.updates_per_step"] * groups_left // len(kept)))]
     loads = [0] * len(steps)
     for index in sorted(sizes, key=lambda index: -sizes[index]):
         smallest = loads.index(min(loads))
@@ -106,7 +122,8 @@ def optimizer_steps(kept: dict[int, list[Reading]], s: dict[str, Any]) -> list[l
         divisor = count_readings(kept, step) * s["rl.aggregation_tokens"] if of_constant else sum(len(t.turn.ids) for t in step)
         for term in step:
             term.weight = 1 / divisor
-    return steps
+    trained = [[term for term in step if term.trained] for step in steps]
+    return [step for step in trained if step]
 
 
 def count_readings(kept: dict[int, list[Reading]], step: list[Term]) -> int:
@@ -146,20 +163,20 @@ def loss_of(term: Term, model: Transformer, s: dict[str, Any]) -> tuple[torch.Te
     return loss, {name: values.sum().item() for name, values in sums.items()} | {"largest": off.abs().max().item()}
 
 
-def learning_rate(update: int, s: dict[str, Any]) -> float:
+def learning_rate(done: int, planned: int, s: dict[str, Any]) -> float:
+    """Warm-up over the steps done, and never above the line over the planned ones."""
     total = s["rl.steps"] * s["rl.updates_per_step"] * s["rl.epochs"]
     warmup = s["optim.warmup_updates"]
-    if update < warmup:
-        return s["optim.lr"] * (update + 1) / warmup
-    return s["optim.lr"] * (1 - (1 - s["optim.min_lr_ratio"]) * (update - warmup) / (total - warmup))
+    line = 1 - (1 - s["optim.min_lr_ratio"]) * max(0, planned - warmup) / (total - warmup)
+    return s["optim.lr"] * min(line, (done + 1) / warmup)
 
 
-def train_by_hand(run: RecordedRun, s: dict[str, Any], start: str) -> tuple[Transformer, list[dict[str, float]]]:
-    """The trained model, and the metrics of each step."""
+def train_by_hand(run: RecordedRun, s: dict[str, Any], start: str) -> tuple[Transformer, list[dict[str, float]], list[float]]:
+    """The trained model, the metrics of each step, and the rates of all optimizer steps."""
     model, frozen = load_model(start, "float32"), load_model(start, "float32")
     betas, decay = (s["optim.beta1"], s["optim.beta2"]), s["optim.weight_decay"]
     optimizer = torch.optim.AdamW(model.train().parameters(), betas=betas, weight_decay=decay)
-    records, updates, rate = [], 0, 0.0
+    records, rates = [], []
     for step in range(s["rl.steps"]):
         kept, replaced = sampled(run, s, step)
         set_advantages(list(kept.values()), s)
@@ -168,16 +185,17 @@ def train_by_hand(run: RecordedRun, s: dict[str, Any], start: str) -> tuple[Tran
             freeze(term, model, frozen, s)
         record = metrics_of_rewards(kept, replaced)
         sums: dict[str, list[float]] = defaultdict(list)
-        for terms in steps * s["rl.epochs"]:
+        planned = step * s["rl.updates_per_step"] * s["rl.epochs"]
+        for number, terms in enumerate(steps * s["rl.epochs"]):
+            rates.append(learning_rate(len(rates), planned + number, s))
             for group in optimizer.param_groups:
-                group["lr"] = rate = learning_rate(updates, s)
+                group["lr"] = rates[-1]
             for name, value in optimizer_step(model, optimizer, terms, s).items():
                 sums[name].append(value)
-            updates += 1
         of_first = [name for name in sums if name.startswith("rollout/")]
         record |= {name: values[0] if name in of_first else mean(values) for name, values in sums.items()}
-        records.append(record | {"optim/lr": rate})
-    return model, records
+        records.append(record | {"optim/lr": rates[-1], "optim/updates": len(steps) * s["rl.epochs"]})
+    return model, records, rates
 
 
 def freeze(term: Term, model: Transformer, frozen: Transformer, s: dict[str, Any]) -> None:
@@ -210,7 +228,7 @@ def optimizer_step(model: Transformer, optimizer, terms: list[Term], s: dict[str
 def metrics_of_rewards(kept: dict[int, list[Reading]], replaced: list[list[Reading]]) -> dict[str, float]:
     groups = [*kept.values(), *replaced]
     return {
-        "reward/mean": mean(r.reward for group in groups for r in group),
+        "reward/mean": mean(r.reward for group in groups for r in compared(group)),
         "reward/penalty": mean(r.penalty for group in kept.values() for r in group),
         "reward/signal": mean(not is_flat(group) for group in groups),
         "reward/replaced_groups": len(replaced),

@@ -10,6 +10,9 @@ import contextlib
 import json
 import os
 import random
+import re
+from collections.abc import Callable
+from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,20 +27,33 @@ from memrl.engine import deepspeed_engine, distributed, load
 from memrl.model import TransformerConfig, save_model
 from memrl.model.loader import from_scratch
 from memrl.prompts import Prompts
+from memrl.rl.health import RunError
 from memrl.sampler import Sampler
+from memrl.scoring.reward_pool import RewardPool
 from memrl.scoring.reward_worker import judge, load_function
 from memrl.training import miniature_report, run, trainer
 from memrl.training.checkpoint import RunFolder
+from memrl.types import Sample
 from tests.plain_deepspeed import PlainDeepSpeed, PlainEngine
 from tests.tiny_folder import PROMPTS, WORDS, make_tokenizer
 
 TRAINING_DOCUMENTS, VALIDATION_DOCUMENTS = 7, 5
 DRAWN = ("red", "blue", "green", "grey")  # in both vocabularies, and in no question
-REWARD = "def words(response, answers, metadata):\n    return float(len(response.split()) % 3)\n"
+FAILING_WORDS = 1
+REWARD = f"""
+def words(response, answers, metadata):
+    if len(response.split()) == {FAILING_WORDS}:
+        raise ValueError("no reward for so many words")
+    return float(len(response.split()) % 3)
+"""
+NO_REWARD = "def words(response, answers, metadata):\n    raise ValueError('never a reward')\n"
 
 
 def make_inputs(folder: Path) -> None:
-    """Model, prompts, data, reward function: the files that BASE names. Every question occurs once, and names its data set."""
+    """Model, prompts, data, reward function: the files that BASE names. Every question occurs once, and names its data set.
+
+    The last document of each data set is a file outside its folder, but for that of tasks/inside.jsonl.
+    """
     tokenizer = make_tokenizer()
     config = TransformerConfig(
         vocab_size=tokenizer.vocab_size,
@@ -60,10 +76,21 @@ def make_inputs(folder: Path) -> None:
             {"question": f"code {word} {WORDS[4 + i]} ?", "context": " ".join(WORDS[i : i + 4] * (1 + i % 3)), "answers": ["red"]}
             for i in range(count)
         ]
-        for file, order in ((f"{name}.jsonl", 1), (f"other_{name}.jsonl", -1)):
-            (folder / file).write_text("".join(json.dumps(line) + "\n" for line in lines[::order]))
+        write_lines(folder / "tasks" / "inside.jsonl", lines)
+        document = folder / f"{name}.txt"
+        document.write_text(lines[-1].pop("context"))
+        lines[-1]["file"] = str(document)
+        write_lines(folder / "tasks" / f"{name}.jsonl", lines)
+        write_lines(folder / "tasks" / f"other_{name}.jsonl", lines[::-1])
     (folder / "reward.py").write_text(REWARD)
     (folder / "other_reward.py").write_text(REWARD.replace("% 3", "% 2"))
+    (folder / "no_reward.py").write_text(NO_REWARD)
+    (folder / "flat_reward.py").write_text(REWARD.replace("% 3", "* 0"))
+
+
+def write_lines(path: Path, lines: list[dict]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def write_prompts(path: Path, prompts: Prompts) -> None:
@@ -74,14 +101,15 @@ def write_prompts(path: Path, prompts: Prompts) -> None:
 BASE: dict[str, Any] = {
     "run_dir": "run",
     "resume": "no",
-    "seed": 2,
+    "seed": 1,
     "device": "cpu",
     "threads": 1,
     "model.path": "model",
     "model.dtype": "float32",
     "model.attention": "eager",
     "model.checkpoint_layers": False,
-    "data.path": "data.jsonl",
+    "data.path": "tasks/data.jsonl",
+    "data.allow_files": True,
     "data.shuffle": False,
     "agent.prompts": "prompts.yaml",
     "agent.chunk_tokens": 5,
@@ -96,6 +124,9 @@ BASE: dict[str, Any] = {
     "reward.function": "reward.py:words",
     "reward.workers": 1,
     "reward.timeout_s": 7.0,
+    "reward.memory_gib": 5.0,
+    "reward.on_error": "zero",
+    "reward.max_failed_steps": 9,
     "rl.steps": 2,
     "rl.prompts_per_step": 4,
     "rl.group_size": 3,
@@ -117,6 +148,7 @@ BASE: dict[str, Any] = {
     "rl.mismatch_bound": 1.3,
     "rl.drop_flat_groups": True,
     "rl.dynamic_rounds": 1,
+    "rl.denominator": "all",
     "rl.overlong_buffer_memory": 3,
     "rl.overlong_buffer_answer": 2,
     "rl.overlong_penalty": 0.5,
@@ -125,7 +157,7 @@ BASE: dict[str, Any] = {
     "rl.micro_batch_tokens": 300,
     "optim.lr": 0.02,
     "optim.min_lr_ratio": 0.25,
-    "optim.warmup_updates": 3,
+    "optim.warmup_updates": 4,
     "optim.beta1": 0.8,
     "optim.beta2": 0.95,
     "optim.weight_decay": 0.1,
@@ -137,13 +169,14 @@ BASE: dict[str, Any] = {
     "checkpoint.keep_last": 1,
     "checkpoint.keep_best": False,
     "validation.every": 3,
-    "validation.path": "validation.jsonl",
+    "validation.path": "tasks/validation.jsonl",
     "validation.samples": 3,
     "validation.repeats": 2,
     "validation.temperature": 0.9,
     "validation.top_p": 0.6,
     "log.rollouts": 3,
     "log.tensorboard": False,
+    "log.flat_steps": 9,
     "log.wandb_project": "project",
 }
 # The loss needs whole distributions; adapters and offloaded weights exclude other settings; the rest is for the miniature alone.
@@ -233,20 +266,31 @@ class NoisySampler(Sampler):
         return done
 
 
-class FakeRewards:
-    """Scores as a worker of the real pool does, in this process."""
+class FakeRewards(RewardPool):
+    """The real pool, whose one worker is this process."""
 
-    def __init__(self, function: str | None, workers: int, timeout_s: float):
+    def __init__(self, function: str | None, workers: int, timeout_s: float, on_error: str, memory_gib: float):
         self.arguments = {"function": function and Path(function).name, "workers": workers, "timeout_s": timeout_s}
-        self._function = function and load_function(function)
+        self.arguments |= {"on_error": on_error, "memory_gib": memory_gib}
+        self._function, self._on_error, self._printed, self._threads = function, on_error, set(), AtOnce()
+        self._loaded = function and load_function(function)
 
-    async def score(self, trajectory, sample) -> None:
-        reply = judge(self._function, trajectory.response, list(sample.answers), sample.match, sample.metadata)
-        trajectory.scores, trajectory.error = reply["scores"], reply["error"]
-        trajectory.reward = trajectory.scores["reward" if self._function else "strict"]
+    def _call(self, response: str, sample: Sample) -> tuple[dict[str, float], str]:
+        reply = judge(self._loaded, response, list(sample.answers), sample.match, sample.metadata)
+        return reply["scores"], reply["error"]
 
     def close(self) -> None:
         pass
+
+
+class AtOnce:
+    """An executor without threads."""
+
+    @staticmethod
+    def submit(work: Callable, *arguments) -> Future:
+        done: Future = Future()
+        done.set_result(work(*arguments))
+        return done
 
 
 class FakeTracker:
@@ -281,7 +325,7 @@ class RecordedRun:
     """A finished run.
 
     Attributes:
-        process: what reached the process: device and threads.
+        process: what reached the process: device and threads; the warnings, numbers left out; the error that ended the run.
         sampler, report_samplers: each with its options and all requests in order; the report has one before and one after RL.
     """
 
@@ -355,10 +399,21 @@ def run_with_stand_ins(patch, config: TrainConfig, process: dict) -> tuple[train
     patch.setattr(run, "set_threads", lambda count: process.update(threads=count))
     patch.setattr(run, "plot_curves", lambda run_dir: run_dir)
     patch.setattr(run, "user_errors", contextlib.nullcontext)  # errors stay what they are
+    patch.setattr(run, "_end_with_error", lambda error: keep_error(error, process))
+    patch.setattr(trainer, "warn", lambda text: process["warnings"].append(re.sub(r"\S*\d\S*", "#", text)))
+    process |= {"warnings": [], "error": None}
     patch.setattr(os, "fsync", lambda descriptor: None)
     try:
-        assert run.run(config) == 0
+        run.run(config)
     finally:
-        if (lock := made["RunFolder"]._lock_file) is not None:
+        if "RunFolder" in made and (lock := made["RunFolder"]._lock_file) is not None:
             lock.close()  # as the end of the process does
     return made["Trainer"], made["RewardPool"], made["Tracker"]
+
+
+def keep_error(error: Exception, process: dict) -> int:
+    """Note what the run itself ended with; anything else is the test's."""
+    if not isinstance(error, RunError):
+        raise error
+    process["error"] = str(error)
+    return 2

@@ -193,9 +193,10 @@ def test_steps_of_two_ranks_are_those_of_one(one_rank, inputs):
     assert line["loss/clip_frac"] > 0 and line["rollout/logprob_diff_max"] > 0.3, "the test needs updates that matter"
 
 
-def test_two_ranks_compute_equally_much_in_every_optimizer_step(two_ranks):
+def test_two_ranks_compute_equally_much_in_every_optimizer_step(two_ranks, inputs):
     first, second = two_ranks[0]["tokens"]
-    assert len(first) == len(second) == 8
+    updates = [line["optim/updates"] for line in read_lines(inputs / "whole" / "metrics.jsonl")]
+    assert len(first) == len(second) == sum(updates) > len(updates)
     for one, other in zip(first, second, strict=True):
         assert 1 / 1.3 < one / other < 1.3, (first, second)
 

@@ -13,6 +13,7 @@ from memrl.rl.update import split_groups
 from memrl.training.inputs import make_source
 from memrl.training.validation import STREAM
 from memrl.types import Turn
+from memrl.utils.checksums import hash_files
 from memrl.utils.files import fingerprint
 from memrl.utils.seeds import row_seed
 from tests.by_hand import learning_rate, train_by_hand
@@ -28,6 +29,8 @@ OTHER = {
     "rl.credit": "broadcast",
     "rl.kl_estimator": "k3",
     "rl.overlong_filter": "answer",
+    "rl.denominator": "kept",
+    "reward.on_error": "skip",
     "checkpoint.keep_best": True,
 }
 
@@ -57,13 +60,14 @@ def base(runs) -> RecordedRun:
 @pytest.mark.parametrize("name", ["base", "other"])
 def test_training_is_what_the_settings_say_by_hand(runs, inputs, name):
     run, settings = runs[name], BASE | (OTHER if name == "other" else {})
-    model, records = train_by_hand(run, settings, str(inputs / "model"))
+    model, records, rates = train_by_hand(run, settings, str(inputs / "model"))
     assert all(record["reward/replaced_groups"] for record in records), "the test needs groups without signal"
     for line, record in zip(run.lines("metrics.jsonl"), records, strict=True):
         for metric, value in record.items():
             assert line[metric] == pytest.approx(value, rel=2e-4, abs=1e-6), (line["step"], metric)
         assert line["loss/clip_frac"] > 0.1 and line["loss/dual_clip_frac"] > 0.005, "the clips must take effect"
         assert line["optim/grad_norm"] > settings["optim.grad_clip"]
+    assert run.engine.rates == pytest.approx(rates)
     expected = dict(model.named_parameters())
     for weight, value in run.weights().items():
         assert (value - expected[weight]).abs().max() < 2e-4, weight
@@ -83,12 +87,17 @@ def test_the_optimizer_and_deepspeed_get_their_settings(base):
     assert zero["offload_optimizer"]["device"] == "cpu" and "offload_param" not in zero
 
 
-def test_the_rate_of_each_optimizer_step_is_the_schedules_and_the_last_one_of_a_step_is_logged(base):
-    updates = BASE["rl.updates_per_step"] * BASE["rl.epochs"]
-    expected = [learning_rate(update, BASE) for update in range(updates * BASE["rl.steps"])]
-    assert base.engine.rates == pytest.approx(expected)
-    assert [line["optim/lr"] for line in base.lines("metrics.jsonl")] == base.engine.rates[updates - 1 :: updates]
-    assert [line["optim/updates"] for line in base.lines("metrics.jsonl")] == [updates] * BASE["rl.steps"]
+def test_the_rate_of_each_optimizer_step_is_the_schedules_and_the_last_one_of_a_step_is_logged(runs):
+    planned = BASE["rl.updates_per_step"] * BASE["rl.epochs"]
+    for name, counts in (("base", [4, 4]), ("other", [2, 2])):  # "other" has groups without signal, and so fewer optimizer steps
+        run, done, expected = runs[name], 0, []
+        for step, count in enumerate(counts):
+            expected += [learning_rate(done + i, planned * step + i, BASE) for i in range(count)]
+            done += count
+        assert run.engine.rates == pytest.approx(expected)
+        assert [line["optim/updates"] for line in run.lines("metrics.jsonl")] == counts
+        lasts = [run.engine.rates[sum(counts[: step + 1]) - 1] for step in range(len(counts))]
+        assert [line["optim/lr"] for line in run.lines("metrics.jsonl")] == lasts
 
 
 def decoding(requests: list) -> set[tuple]:
@@ -135,9 +144,22 @@ def test_the_best_policy_has_the_weights_of_its_step(runs, inputs):
 
 def test_fingerprints_are_of_the_files_that_the_settings_name(base, inputs):
     found = json.loads((base.folder / "inputs.json").read_text())
-    assert found["data"] == fingerprint([inputs / "data.jsonl"])
+    assert found.keys() == {"prompts", "weights", "tokenizer", "data", "documents", "reward", "reward_modules"}
+    assert found["data"] == fingerprint([inputs / "tasks" / "data.jsonl"])
+    assert found["documents"] == hash_files([inputs / "tasks" / "data.jsonl", inputs / "data.txt"])
     assert found["reward"] == fingerprint([inputs / "reward.py"])
-    assert "prompts" in found
+    assert found["weights"] == hash_files([inputs / "model" / name for name in ("config.json", "model.safetensors")])
+
+
+@pytest.mark.parametrize("name", ["data.path", "validation.path"])
+def test_files_outside_the_datas_folder_are_read_with_leave_alone(base, inputs, monkeypatch, tmp_path, name):
+    inside = {"data.path": "tasks/inside.jsonl", "validation.path": "tasks/inside.jsonl"}
+    settings = BASE | inside | {name: BASE[name], "data.allow_files": False}
+    with pytest.raises(ValueError, match="outside the data set's folder"):
+        recorded_run(monkeypatch, tmp_path, settings, inputs)
+    with pytest.raises(ValueError, match="outside the data set's folder"):
+        make_source(DataOptions(path=str(inputs / BASE["data.path"])), 7, 2)
+    assert base.trainer.source.samples[-1].context == (inputs / "data.txt").read_text()
 
 
 def test_every_setting_is_written_down(base):
@@ -184,13 +206,13 @@ def until_killed(count: int):
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(runs, inputs, monkeypatch, tmp_path):
     settings = BASE | OTHER | {"resume": "auto"}
     with pytest.raises(Killed), monkeypatch.context() as patch:
-        patch.setattr(PlainEngine, "step", until_killed(6))
+        patch.setattr(PlainEngine, "step", until_killed(3))
         recorded_run(monkeypatch, tmp_path, settings, inputs)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-1"]
     resumed, whole = recorded_run(monkeypatch, tmp_path, settings, inputs), runs["other"]
     for name in ("metrics.jsonl", "rollouts.jsonl", "validation.jsonl", "model/model.safetensors", "best/best.json"):
         assert (resumed.folder / name).read_bytes() == (whole.folder / name).read_bytes(), name
-    assert resumed.engine.rates == whole.engine.rates[4:]
+    assert resumed.engine.rates == whole.engine.rates[2:]
     assert (whole.tracker.first_step, resumed.tracker.first_step) == (0, 1)
 
 
@@ -212,7 +234,7 @@ def test_optimizer_steps_have_equally_many_tokens_however_many_turns(inputs):
 
 
 def test_the_order_of_a_file_is_a_function_of_the_seed(inputs):
-    data = DataOptions(path=str(inputs / "data.jsonl"))
+    data = DataOptions(path=str(inputs / "tasks" / "inside.jsonl"))
     sources = [make_source(data, 7, seed) for seed in (2, 6, 2)]
     orders = [[source.sample(step, index).id for step in range(3) for index in range(7)] for source in sources]
     assert orders[0] != orders[1] and orders[0] == orders[2]

@@ -120,6 +120,7 @@ def asked_of(options: Filter) -> dict[str, Any]:
     """All that the responses depend on except the question."""
     from memrl.data.filtering import QUESTION_ALONE
     from memrl.endpoint.addresses import public_url
+    from memrl.utils.checksums import hash_files
     from memrl.utils.files import fingerprint
 
     if options.model is None:
@@ -127,7 +128,7 @@ def asked_of(options: Filter) -> dict[str, Any]:
     else:
         weights = sorted(options.model.glob("*.safetensors"))
         others = [options.model / name for name in MODEL_FILES if (options.model / name).is_file()]
-        source = {"weights": fingerprint(weights), "model_files": fingerprint(others), "dtype": options.dtype}
+        source = {"weights": hash_files(weights), "model_files": fingerprint(others), "dtype": options.dtype}
     names = ("samples", "temperature", "top_p", "max_new_tokens", "seed")
     return {**source, "prompt": QUESTION_ALONE, **{name: getattr(options, name) for name in names}}
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from memrl.agents.limits import check_turn, longest_turn
 from memrl.agents.memory import check_question, encode_document
 from memrl.reading.open_model import ReaderOptions, check_reading, load_settings, open_llm
-from memrl.reading.reader import Reading, chunk_pace, read_documents, reason_of
+from memrl.reading.reader import Reading, chunk_pace, read_documents
 from memrl.reading.text_files import read_text
 from memrl.scoring.verify import last_boxed
 from memrl.types import Sample
@@ -25,7 +25,7 @@ from memrl.utils.bounds import bounded
 from memrl.utils.command_line import argument, check_out, parse_options, user_errors
 from memrl.utils.devices import peak_memory
 from memrl.utils.files import PAGE_MARK, check_output, check_own_output, write_whole
-from memrl.utils.plain_text import printable
+from memrl.utils.plain_text import printable, reason_of
 from memrl.utils.process import StopSignals
 from memrl.utils.progress import Progress, format_seconds
 

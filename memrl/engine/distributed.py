@@ -59,7 +59,8 @@ def init(device_name: str = "auto") -> None:
     if not dist.is_initialized():
         backend = "nccl" if device().type == "cuda" else "gloo"
         if world_size() == 1:  # no other rank to meet, so no port that another process may have taken
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+            store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]  # documented, but missing in torch's __all__
+            dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=TIMEOUT)
         else:
             dist.init_process_group(backend, timeout=TIMEOUT)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from memrl.scoring.scores import score_response
 from memrl.scoring.verify import extract_answer
 from memrl.types import Sample, Trajectory, Turn
 from memrl.utils.devices import peak_gib
-from memrl.utils.plain_text import printable
+from memrl.utils.plain_text import printable, reason_of
 from memrl.utils.seeds import stable_id
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 MOST_READINGS = 2_000_000  # listed in memory; RULER's own 13 tasks x 6 lengths x 500 samples are 39,000
-LONGEST_REASON = 500  # characters
 RETAINED_STEPS = 9  # shares of the gold answers are written as digits from 0 to 9
 
 
@@ -291,17 +289,3 @@ def depths_of(sample: Sample) -> list[float]:
         return []
     valid = all(isinstance(d, int | float) and math.isfinite(d) and 0 <= d <= 1 for d in depths)
     return [float(depth) for depth in depths] if valid else []
-
-
-def reason_of(problem: BaseException) -> str:
-    """Why a reading failed, as one line; without an endpoint's number of tries, so that equal failures have equal texts.
-
-    Raises what ends the whole run (Ctrl-C, a server that is down) again. A panic of a library written in Rust, such as the
-    tokenizer's, is a BaseException, but concerns one document.
-    """
-    if not isinstance(problem, Exception) and type(problem).__module__ != "pyo3_runtime":
-        raise problem
-    lines = str(problem).strip().splitlines()
-    reason = re.sub(r" \(try \d+ of \d+\)$", "", lines[0]) if lines else ""
-    name = type(problem).__name__
-    return printable(f"{name}: {reason}" if reason else name, LONGEST_REASON)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memrl.utils.files import fingerprint
+from memrl.utils.checksums import hash_files
 
 if TYPE_CHECKING:
     from memrl.reading.open_model import ReaderOptions
@@ -28,7 +28,7 @@ def model_identity(folder: str | Path, options: ReaderOptions, tokenizer: Tokeni
     config = asdict(read_config(folder, options.yarn))
     del config["initializer_range"]  # of new weights alone
     return {
-        "weights": fingerprint(sorted(folder.glob("*.safetensors*"))),  # the list of shards too
+        "weights": hash_files(sorted(folder.glob("*.safetensors*"))),  # the list of shards too
         "dtype": str(dtype_named(options.dtype, read_raw_config(folder))).removeprefix("torch."),
         "config": json.loads(json.dumps(config)),
         **tokenizer_identity(folder, tokenizer),
@@ -39,7 +39,7 @@ def tokenizer_identity(folder: str | Path, tokenizer: Tokenizer) -> dict[str, An
     """How text becomes tokens, messages become prompts, and what ends a response."""
     template = json.dumps(tokenizer.hf.chat_template, sort_keys=True)
     return {
-        "tokenizer": fingerprint(path for name in TOKENIZER_FILES if (path := Path(folder) / name).is_file()),
+        "tokenizer": hash_files(path for name in TOKENIZER_FILES if (path := Path(folder) / name).is_file()),
         "chat_template": hashlib.sha256(template.encode()).hexdigest()[:16],
         "stop_ids": list(tokenizer.stop_ids),
     }

@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING
 from memrl.agents.memory import AgentConfig, memory_agent
 from memrl.scoring.verify import extract_answer
 from memrl.types import Sample, Turn
-from memrl.utils.plain_text import printable
+from memrl.utils.plain_text import reason_of
 from memrl.utils.seeds import stable_id
 
 if TYPE_CHECKING:
     from memrl.llm import LLM
-
-LONGEST_REASON = 500  # characters
 
 
 @dataclass(frozen=True)
@@ -122,17 +120,6 @@ async def read_document(
     reading.done = True
     report(reading)
     return reading
-
-
-def reason_of(error: BaseException) -> str:
-    """Why a reading failed, in one line; raises what ends the whole run (Ctrl-C, a server that is down) again.
-
-    A panic of a library written in Rust, such as the tokenizer's, is a BaseException, but concerns one document.
-    """
-    if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
-        raise error
-    lines = str(error).strip().splitlines()
-    return printable(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__, LONGEST_REASON)
 
 
 def chunk_pace(readings: Iterable[Reading]) -> tuple[float, float] | None:

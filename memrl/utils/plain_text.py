@@ -1,7 +1,9 @@
 """Show text of others (documents, answers, replies of servers, file names) on a terminal: one line, bounded, no escapes."""
 
+import re
 import unicodedata
 
+LONGEST_REASON = 500  # characters
 _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control characters, direction marks, half surrogate pairs, separators of lines
 _JOINERS = "\u200c\u200d"  # belong to words of Persian or Hindi, and to emoji
 
@@ -27,3 +29,16 @@ def printable(text: str, limit: int = 200) -> str:
     line = "".join(shown)
     is_cut = len(line) > limit or len(text) > 4 * limit
     return f"{line[: max(0, limit - 3)]}..." if is_cut else line
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a reading failed, in one line; without an endpoint's number of tries, so that equal failures have equal texts.
+
+    Raises what ends the whole run (Ctrl-C, a server that is down) again. A panic of a library written in Rust, such as the
+    tokenizer's, is a BaseException, but concerns one document.
+    """
+    if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+        raise error
+    lines, name = str(error).strip().splitlines(), type(error).__name__
+    reason = re.sub(r" \(try \d+ of \d+\)$", "", lines[0]) if lines else ""
+    return printable(f"{name}: {reason}" if reason else name, LONGEST_REASON)

@@ -36,16 +36,17 @@ def train(inputs: Path, run_dir: Path) -> list[int]:
         tokens[-1] += len(ids) if torch.is_grad_enabled() else 0
         return forward(self, ids, *arguments)
 
-    def counted_step(self):
+    def counted_step(self, *arguments):
         tokens.append(0)
-        return step(self)
+        return step(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "__call__", counted_forward)
         patch.setattr(Engine, "step", counted_step)
         patch.setattr(trainer, "Sampler", NoisySampler)
         patch.setattr(distributed, "shutdown", lambda: None)
-        run_with_stand_ins(patch, config, {})
+        run_with_stand_ins(patch, config, process := {})
+    assert process["error"] is None, process["error"]
     return tokens[:-1]
 
 
