@@ -7,6 +7,7 @@ import json
 import os
 import random
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,10 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memrl.__main__ import main
 from memrl.data import load_samples
 from memrl.data.corpora import read_source
 from memrl.data.custom import JsonlSamples
 from memrl.data.parquet import ParquetSamples
+from memrl.utils.journal import read_records
 from tests.test_sources import hotpot_item, hub_row, musique_item, squad_file, squad_rows
 
 GOOD = {"question": "Who?", "context": "Ed did.", "answers": ["Ed"]}
@@ -298,3 +301,31 @@ def test_any_values_in_the_fields_give_samples_or_one_line(changes, is_list):
         content = json.dumps(rows).encode() if is_list else json_lines(rows)
         check_any_bytes(JsonlSamples, content)
         check_any_bytes(read_source, content)
+
+
+def test_a_line_without_end_is_refused_before_the_whole_file_is_read(tmp_path, monkeypatch):
+    """The file has 64 GiB: to hash it or to hold it would take minutes or all memory."""
+    monkeypatch.setattr("memrl.data.custom.MOST_BYTES", 2**20)
+    monkeypatch.setattr("memrl.data.corpora.items.MOST_BYTES", 2**20)
+    for name, start, action in (
+        ("data.jsonl", b"", JsonlSamples),
+        ("data.parquet", b"PAR1", lambda path: ParquetSamples([path])),
+        ("lines.jsonl", b"{", lambda path: read_source(path, "hotpotqa")),
+        ("nothing.json", b"", lambda path: read_source(path, "squad")),
+        ("rollouts.jsonl", b"", read_records),
+    ):
+        path = tmp_path / name
+        path.write_bytes(start)
+        os.truncate(path, 2**36)
+        tracemalloc.start()
+        refused(path, action)
+        assert tracemalloc.get_traced_memory()[1] < 200 * 2**20
+        tracemalloc.stop()
+
+
+def test_a_loop_of_links_is_one_line(tmp_path, capsys):
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    with pytest.raises(SystemExit) as stop:
+        main(["data", "squad", str(tmp_path / "loop.json"), "--documents", "2", "--out", str(tmp_path / "out.jsonl")])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.count("\n") == 1 and "loop" in error

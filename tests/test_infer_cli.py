@@ -208,7 +208,8 @@ def test_cache_is_compared_with_what_the_documents_need(infer, text_file, tmp_pa
 
 def test_answers_file_is_replaced_whole_or_not_at_all(infer, text_file, tmp_path, monkeypatch):
     out, link = tmp_path / "answers.json", tmp_path / "link.json"
-    out.write_text("earlier answers")
+    earlier = '[\n  {\n    "question": "earlier"\n  }\n]'
+    out.write_text(earlier)
     link.symlink_to(out)
 
     def full_disk(descriptor):
@@ -219,7 +220,7 @@ def test_answers_file_is_replaced_whole_or_not_at_all(infer, text_file, tmp_path
         code, printed, errors = infer(text_file, "-q", Q, "--json", out)
     assert code == 1 and "answer:" in printed, "what was read must not be lost with the file"
     assert any("No space left on device" in line for line in errors)
-    assert out.read_text() == "earlier answers"
+    assert out.read_text() == earlier
     assert infer(text_file, "-q", Q, "--json", link)[0] == 0
     assert link.is_symlink() and len(json.loads(out.read_text())) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.json", "link.json"]

@@ -49,6 +49,14 @@ def test_no_output_overwrites_what_is_read_another_output_or_the_model(infer, fo
     assert {path: path.read_bytes() for path in before} == before and not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("option", ["--json", "--trace"])
+def test_a_file_of_another_kind_is_not_replaced(infer, short, tmp_path, option):  # noqa: F811
+    (tmp_path / "notes").write_text('{"question": "mine"}\n')
+    code, _, errors = infer(short, "-q", Q, option, tmp_path / "notes")
+    assert code == 2 and "notes: exists and was not written by this command" in errors[-1]
+    assert (tmp_path / "notes").read_text() == '{"question": "mine"}\n'
+
+
 def test_a_file_that_standard_output_goes_to_is_no_place_for_the_json_too(folder, short, tmp_path):  # noqa: F811
     with open(tmp_path / "out.txt", "w") as out:
         saved = os.dup(1)

@@ -27,7 +27,7 @@ OPTIONS: dict[str, tuple[dict[str, str], Callable[[SimpleNamespace], Any], Any]]
     "question": ({"--question": "code ?"}, lambda seen: seen.samples[0].question, "code ?"),
     "model": ({"--model": "{other}"}, lambda seen: seen.weights, ANOTHER),
     "json": ({"--json": "out"}, lambda seen: Path("out").exists() and '"answer"' in Path("out").read_text(), True),
-    "trace": ({"--trace": "out"}, lambda seen: Path("out").exists() and "<html" in Path("out").read_text(), True),
+    "trace": ({"--trace": "page"}, lambda seen: Path("page").exists() and "<html" in Path("page").read_text(), True),
     "show_memory": ({"--show_memory": "false"}, lambda seen: "memory (" in seen.out, False),
     "seed": ({"--seed": "7"}, lambda seen: seen.seed, 7),
     "temperature": ({"--temperature": "0.7"}, lambda seen: seen.llm.params.temperature, 0.7),

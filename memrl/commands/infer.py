@@ -24,7 +24,7 @@ from memrl.types import Sample
 from memrl.utils.bounds import bounded
 from memrl.utils.command_line import argument, check_out, parse_options, user_errors
 from memrl.utils.devices import peak_memory
-from memrl.utils.files import check_output, write_whole
+from memrl.utils.files import PAGE_MARK, check_output, check_own_output, write_whole
 from memrl.utils.plain_text import printable, reason_of
 from memrl.utils.process import StopSignals
 from memrl.utils.progress import Progress, format_seconds
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from memrl.llm import LocalLLM
 
 UNKNOWN_SHARE = 0.2
+JSON_MARK = b'[\n  {\n    "question": '  # the beginning of what --json writes; no other file is replaced
 LONGEST_LINE = 2000  # characters of a file's name or a question
 
 
@@ -123,13 +124,18 @@ def open_model(model: str, reader: ReaderOptions, samples: list[Sample]) -> "tup
 
 
 def check_outputs(options: InferOptions, reader: ReaderOptions) -> None:
-    """Raise ValueError if --json or --trace cannot be written, or would overwrite what is read, each other or standard output."""
+    """Raise ValueError if --json or --trace cannot be written, or would overwrite what is read, each other, standard output
+    or a file of another kind.
+    """
     prompts = [reader.agent.prompts] if reader.agent.prompts and Path(reader.agent.prompts).is_file() else []
     taken = [*map(Path, [*options.files, options.model, *prompts])]
     taken += [stream for stream in map(Path, ("/dev/stdout", "/dev/stderr")) if stream.is_file()]  # redirected into a file
-    for path in filter(None, (options.json, options.trace)):
+    for path, mark in ((options.json, JSON_MARK), (options.trace, PAGE_MARK)):
+        if path is None:
+            continue
         check_out(path)
         check_output(path, taken)
+        check_own_output(path, mark)
         if path.is_file() or not path.exists():  # a pipe or a terminal takes both
             taken.append(path)
 

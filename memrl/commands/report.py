@@ -7,7 +7,7 @@ from memrl.report.rollout_page import LAST
 from memrl.scoring.scores import SCORES
 from memrl.utils.bounds import bounded
 from memrl.utils.command_line import Command, argument, check_out
-from memrl.utils.files import check_own_output
+from memrl.utils.files import PAGE_MARK, check_own_output
 from memrl.utils.pictures import MARK
 
 
@@ -55,7 +55,7 @@ class Trace(Command):
         if self.rollouts.is_dir():
             raise ValueError(f"{self.rollouts} is a folder; give {self.rollouts / 'rollouts.jsonl'}")
         check_out(self.out, [self.rollouts])
-        check_own_output(self.out, b'<meta name="generator" content="memrl">')
+        check_own_output(self.out, PAGE_MARK)
         count = write_rollouts(self.out, self.rollouts, self.step, self.last)
         print(f"{self.out}: {count} trajector{'y' if count == 1 else 'ies'}")
 

@@ -102,6 +102,7 @@ class JsonlSamples(Samples):
             self._lengths.append(len(line))
         if not self.ids:
             raise ValueError(f"{self.path}: no samples; write one JSON object a line with {REQUIRED}")
+        self._file.remember()
         self.paths = [self.path, *sorted(self.text_files.paths)]
         if "_paragraphs" in vars(self) and hotpotqa is not None:
             self.paths.append(Path(hotpotqa))
@@ -159,7 +160,13 @@ class UnchangedFile:
 
     def __init__(self, path: Path):
         self.path = path
-        self._stamp, self._digest = self._status(), self._hash()
+        self._stamp, self._digest = self._status(), ""
+
+    def remember(self) -> None:
+        """Call it when the data set has been checked: a wrong file of any size is refused long before all of it is read."""
+        self._digest = self._hash()
+        if self._status() != self._stamp:
+            raise self._changed()
 
     def check(self) -> None:
         """The content is read again only if size or time have changed; a new time alone (`touch`, a copy) is no change."""
@@ -167,10 +174,12 @@ class UnchangedFile:
         if stamp == self._stamp:
             return
         if stamp[0] != self._stamp[0] or self._hash() != self._digest:
-            raise ValueError(
-                f"{self.path}: changed while the run reads it; put the old content back, or start anew with the new one"
-            )
+            raise self._changed()
         self._stamp = stamp
+
+    def _changed(self) -> ValueError:
+        advice = "put the old content back, or start anew with the new one"
+        return ValueError(f"{self.path}: changed while the run reads it; {advice}")
 
     def _status(self) -> tuple[int, int]:
         try:

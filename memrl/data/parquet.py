@@ -72,6 +72,7 @@ class ParquetSamples(Samples):
         places: dict[str, str] = {}
         for unchanged in [UnchangedFile(path) for path in paths]:
             self._open(unchanged, places)
+            unchanged.remember()
         if not self.ids:
             raise ValueError(f"{self.name}: no samples; a row needs {REQUIRED}")
         self.paths = [*paths, *sorted(self.text_files.paths)]

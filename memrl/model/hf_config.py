@@ -235,6 +235,9 @@ def _parse_rope(raw: dict, max_positions: int) -> RopeConfig:
 
 def _refuse_sliding_window(raw: dict, family: str, num_layers: int, longest: float) -> None:
     """ValueError if a layer's window is shorter than the longest text, `longest` tokens."""
+    layer_types = raw.get("layer_types")
+    if layer_types is not None and not (isinstance(layer_types, list) and all(isinstance(word, str) for word in layer_types)):
+        raise ValueError(f"layer_types must be a list with a word for each layer, found {layer_types!r}")
     window = _number(raw, "sliding_window", math.inf)
     if family == "llama" or window >= longest:  # transformers' Llama ignores sliding_window
         return
@@ -245,13 +248,10 @@ def _refuse_sliding_window(raw: dict, family: str, num_layers: int, longest: flo
         )
     if not _flag(raw, "use_sliding_window"):
         return
-    layer_types = raw.get("layer_types")
     if layer_types is None:
         has_window = _number(raw, "max_window_layers", 28) < num_layers
-    elif isinstance(layer_types, list):
-        has_window = "sliding_attention" in layer_types
     else:
-        raise ValueError(f"layer_types must be a list with a word for each layer, found {layer_types!r}")
+        has_window = "sliding_attention" in layer_types
     if has_window:
         raise ValueError(
             f"sliding-window attention (window {window:.0f}) is not supported; "

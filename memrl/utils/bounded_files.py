@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -20,16 +22,23 @@ def read_bounded(path: str | Path, limit: int) -> bytes:
 
     For files from elsewhere: a pipe would block, and a device could be read without end.
     """
+    with reading(path) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"{path} is larger than {limit / 2**20:g} MiB, which is too large for a file of this kind")
+    return content
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[BufferedReader]:
+    """`open_regular` as a context, in which every error of the operating system becomes a ValueError naming the path."""
     try:
         with open_regular(path) as file:
-            content = file.read(limit + 1)
+            yield file
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    if len(content) > limit:
-        raise ValueError(f"{path} is larger than {limit / 2**20:g} MiB, which is too large for a file of this kind")
-    return content
 
 
 def open_regular(path: str | Path) -> BufferedReader:

@@ -218,3 +218,7 @@ def user_errors() -> Iterator[None]:
         if isinstance(error, OSError) and error.filename is not None:
             fail(f"{error.filename}: {error.strerror}")
         fail(" ".join(str(error).split()) or type(error).__name__)
+    except RuntimeError as error:  # of Path.resolve before Python 3.13
+        if not str(error).startswith("Symlink loop"):
+            raise
+        fail(f"{error}: the links lead nowhere")

@@ -81,6 +81,9 @@ def check_output(path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
         raise ValueError(f"{path}: is a file in the model folder {target.parent}; choose another name")
 
 
+PAGE_MARK = b'<meta name="generator" content="memrl">'  # in the head of every web page
+
+
 def check_own_output(path: Path, mark: bytes) -> None:
     """Raise ValueError if `path` is a file of another kind than this command writes: `mark` is not among its first bytes."""
     if path.is_file() and path.stat().st_size:

@@ -6,17 +6,18 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from memrl.utils.bounded_files import bounded_int, read_bounded
+from memrl.utils.bounded_files import bounded_int, reading
 from memrl.utils.files import free_name, link_or_copy, replacing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-LONGEST = 2**32  # bytes that are read at once; a year of rollouts has less
-LINE_BYTES = 64 * 2**20  # of a run's log; the longest real ones, rollouts of documents of a million tokens, have 5 MB
+LINE_BYTES = 24 * 2**20  # of a run's log; the longest real ones, rollouts of documents of a million tokens, have 5 MB
+SAMPLE_BYTES = 2**29  # of any line; a sample that is written to a data set has at most half of it
 
 
 class Journal:
@@ -68,7 +69,9 @@ class Journal:
         """
         self._file.seek(0)
         end = 0
-        for line in self._file:
+        while line := self._file.readline(SAMPLE_BYTES):
+            if len(line) == SAMPLE_BYTES:
+                raise ValueError(f"{self.path}: a line is longer than {SAMPLE_BYTES >> 20} MiB, so this command did not write it")
             if not (line.endswith(b"\n") and is_whole(line)):
                 self.truncate(end)
                 return
@@ -171,17 +174,19 @@ def read_records(path: str | Path) -> list[tuple[int, dict]]:
     Raises:
         ValueError: no such file, or a damaged line; names file and line.
     """
-    lines = read_bounded(path, LONGEST).split(b"\n")
     records = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            records.append((number, parse_line(line)))
-        except ValueError as error:
-            if number == len(lines):
-                break
-            raise ValueError(f"{path}: line {number} {error}") from None
+    with reading(path) as file:
+        for number, line in enumerate(iter(partial(file.readline, LINE_BYTES), b""), start=1):
+            if not line.strip():
+                continue
+            try:
+                if len(line) == LINE_BYTES:
+                    raise ValueError(f"is longer than {LINE_BYTES >> 20} MiB")
+                records.append((number, parse_line(line)))
+            except ValueError as error:
+                if not line.endswith(b"\n") and len(line) < LINE_BYTES:
+                    break
+                raise ValueError(f"{path}: line {number} {error}") from None
     return records
 
 

@@ -95,7 +95,7 @@ def read_items(path: str | os.PathLike[str]) -> Iterator[Item]:
             return (yield from _listed(path, file))
         file.seek(0)
         if first != "{":
-            raise _no_list(path, _parse(path, file.read()))
+            raise _no_list(path, _parse(path, file.read(_BLOCK)))
         yield from _lines_or_articles(path, file)
 
 
