@@ -3,6 +3,7 @@
 A new option without an entry in OPTIONS fails.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.tiny_folder import make_folder
 BASE = {"files": "{a}", "--question": "name ?", "--model": "{model}"}
 ANOTHER = object()  # any other value than without the option
 MAPPED = {"--device": "map"}
+THREADS = (os.cpu_count() or 1) + 1  # other than any default
 # For each option: what is added to the command line, what is looked at, and what it must be then and must not be without.
 OPTIONS: dict[str, tuple[dict[str, str], Callable[[SimpleNamespace], Any], Any]] = {
     "files": ({"files": "{b}"}, lambda seen: seen.samples[0].context, "stone river"),
@@ -43,7 +45,7 @@ OPTIONS: dict[str, tuple[dict[str, str], Callable[[SimpleNamespace], Any], Any]]
     "yarn": ({"--yarn": "4"}, lambda seen: "YaRN, factor 4" in seen.err and seen.sampler.window >= 4 * 32768, True),
     "device": (MAPPED, lambda seen: seen.mapped is not None, True),
     "max_memory": (MAPPED | {"--max_memory": "cpu=1GiB"}, lambda seen: seen.mapped, {"cpu": "1GiB"}),
-    "threads": ({"--threads": "2"}, lambda seen: seen.threads, 2),
+    "threads": ({"--threads": str(THREADS)}, lambda seen: seen.threads, THREADS),
     "agent.prompts": ({"--agent.prompts": "miniature"}, lambda seen: seen.agent.prompts, load_prompts("miniature")),
     "agent.chunk_tokens": ({"--agent.chunk_tokens": "5"}, lambda seen: (seen.agent.chunk_tokens, seen.chunks), (5, 2)),
     "agent.memory_tokens": ({"--agent.memory_tokens": "2"}, lambda seen: (seen.agent.memory_tokens, seen.longest), (2, 3)),
