@@ -327,7 +327,9 @@ def test_failures_are_wrong_answers_and_never_dropped(rows):
     assert [row["index"] for row in failed] == [3, 3]
     assert failed[0]["error"].startswith("ValueError: the question has 18 tokens")
     assert not any(failed[0][score] for score in SCORES)
-    changed = [{**row, "strict": 0.0 if row["error"] else 1.0, "answer": "x" * (row["index"] > 1)} for row in rows]
+    changed = [
+        {**row, "strict": 0.0 if row["error"] else 1.0, "answer": "x" * (row["index"] > 1 and not row["error"])} for row in rows
+    ]
     summary = summarize(changed)
     assert [(entry["n"], entry["failures"], entry["empty"]) for entry in summary] == [(6, 1, 2), (6, 1, 2)]
     assert summary[0]["strict"] == pytest.approx(5 / 6)
