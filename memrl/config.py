@@ -150,7 +150,8 @@ class RLOptions:
     mismatch_bound: float = bounded(2.0, 1)
     """Largest weight (truncate); largest mean ratio of a turn, and 1 / mismatch_bound the smallest (mask)."""
     drop_flat_groups: bool = False
-    """Leave groups with equal rewards out of the update; only the KL penalty has a gradient there."""
+    """Leave groups with equal rewards out of the update, as dynamic_rounds does anyway; only the KL penalty has a gradient
+    there."""
     dynamic_rounds: int = bounded(0, 0, 1000)
     """Replace groups with equal rewards by new questions, at most this many times, then leave them out; 0 is off."""
     denominator: Literal["kept", "all"] = "kept"
