@@ -15,12 +15,6 @@ if TYPE_CHECKING:
     from memrl.endpoint import RemoteLLM
     from memrl.llm import LocalLLM
 
-# Files of a model's folder that responses depend on, beside the weights.
-MODEL_FILES = (
-    "config.json generation_config.json memrl_agent.yaml tokenizer.json tokenizer.model tokenizer_config.json "
-    "special_tokens_map.json added_tokens.json vocab.json merges.txt chat_template.jinja"
-).split()
-
 
 @dataclass(kw_only=True)
 class Filter(Command):
@@ -120,6 +114,7 @@ def asked_of(options: Filter) -> dict[str, Any]:
     """All that the responses depend on except the question."""
     from memrl.data.filtering import QUESTION_ALONE
     from memrl.endpoint.addresses import public_url
+    from memrl.tokenizer import TOKENIZER_FILES
     from memrl.utils.checksums import hash_files
     from memrl.utils.files import fingerprint
 
@@ -127,7 +122,8 @@ def asked_of(options: Filter) -> dict[str, Any]:
         source = {"endpoint": public_url(options.endpoint or ""), "model": options.name}
     else:
         weights = sorted(options.model.glob("*.safetensors"))
-        others = [options.model / name for name in MODEL_FILES if (options.model / name).is_file()]
+        files = ("config.json", "generation_config.json", "memrl_agent.yaml", *TOKENIZER_FILES)
+        others = [options.model / name for name in files if (options.model / name).is_file()]
         source = {"weights": hash_files(weights), "model_files": fingerprint(others), "dtype": options.dtype}
     names = ("samples", "temperature", "top_p", "max_new_tokens", "seed")
     return {**source, "prompt": QUESTION_ALONE, **{name: getattr(options, name) for name in names}}

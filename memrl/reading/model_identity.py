@@ -8,16 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memrl.tokenizer import TOKENIZER_FILES
 from memrl.utils.checksums import hash_files
 
 if TYPE_CHECKING:
     from memrl.reading.open_model import ReaderOptions
     from memrl.tokenizer import Tokenizer
-
-TOKENIZER_FILES = (
-    "tokenizer.json tokenizer.model tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt "
-    "chat_template.jinja chat_template.json"
-).split()
 
 
 def model_identity(folder: str | Path, options: ReaderOptions, tokenizer: Tokenizer) -> dict[str, Any]:

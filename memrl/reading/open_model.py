@@ -116,7 +116,7 @@ def check_reading(
 
 
 def stretch(model: str | Path) -> Callable[[int], str]:
-    """What makes the model's window at least so many tokens, in words; "" if nothing does."""
+    """What makes the model's window at least `tokens` long, in words; "" if nothing does."""
     from memrl.model.hf_config import yarn_for
 
     def words(tokens: int) -> str:

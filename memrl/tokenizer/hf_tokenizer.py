@@ -21,7 +21,7 @@ from memrl.tokenizer.tokenizer_json import document_rules, holds_unknown_regex, 
 T = TypeVar("T")
 _END_MARKERS = ("<|im_end|>", "<|endoftext|>", "<|end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
 # Every file that can define a tokenizer; the largest published ones together have about 60 MB.
-_FILES = (
+TOKENIZER_FILES = (
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja chat_template.json "
     "tokenizer.model vocab.json merges.txt"
 ).split()
@@ -195,7 +195,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         raise ValueError(
             f"{path} holds no tokenizer (tokenizer.json); copy the tokenizer files of the model's Hugging Face folder there"
         )
-    files = {name: (path / name).read_bytes() for name in _FILES if (path / name).is_file() and _is_small(path / name)}
+    files = {name: (path / name).read_bytes() for name in TOKENIZER_FILES if (path / name).is_file() and _is_small(path / name)}
     try:
         hf = _load(path, files)
     except BaseException as error:  # the library raises many types of errors for a broken file

@@ -15,13 +15,12 @@ from memrl.data import Samples, load_samples
 from memrl.data.training_source import FileSource, NeedleSource, Source
 from memrl.model.hf_config import longest_text, read_config, yarn_for
 from memrl.prompts import load_prompts
-from memrl.tokenizer import Tokenizer
+from memrl.tokenizer import TOKENIZER_FILES, Tokenizer
 from memrl.types import Sample
 from memrl.utils.checksums import hash_files
 from memrl.utils.files import fingerprint
 
 WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
-TOKENIZER = ("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*")
 
 
 def build_agent(options: AgentOptions) -> AgentConfig:
@@ -77,7 +76,7 @@ def run_inputs(agent: AgentConfig, config: TrainConfig) -> dict[str, str]:
     if config.model.path is not None:
         model = Path(config.model.path)
         inputs["weights"] = hash_files(_files(model, WEIGHTS))
-        inputs["tokenizer"] = hash_files(_files(model, (*TOKENIZER, "generation_config.json")))
+        inputs["tokenizer"] = hash_files(_files(model, (*TOKENIZER_FILES, "generation_config.json")))
     if config.data.path is not None:
         inputs["data"] = fingerprint([config.data.path])
         inputs["documents"] = hash_files(load_samples(config.data.path, config.data.allow_files).paths)

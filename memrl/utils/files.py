@@ -96,16 +96,6 @@ def _is_same_file(target: Path, other: Path) -> bool:
     return target == Path(os.path.realpath(other)) or (target.exists() and other.exists() and target.samefile(other))
 
 
-def read_whole(path: str | Path) -> bytes:
-    """The bytes of a file; raises ValueError naming the path if it cannot be read."""
-    try:
-        return Path(path).read_bytes()
-    except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-
-
 def fingerprint(files: Iterable[str | Path]) -> str:
     """A hash of the files' names, sizes and contents; of a file above 64 MiB, only 64 evenly spaced MiB are read."""
     digest = hashlib.sha256()
