@@ -16,9 +16,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import yaml
@@ -91,6 +90,14 @@ class Run:
         """By the log, which a run that resumes cuts back to its last checkpoint."""
         path = self.folder / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def is_ready(self, active: Container["Run"]) -> bool:
+        """Not while another run is at the start that it shares; sources stand before those that need them."""
+        return self.source is None or self.source.start.exists() or self.source not in active
+
+    def prepare(self) -> None:
+        """Make what the commands need."""
+        share_start(self)
 
     def remaining(self) -> Iterator[list[str]]:
         """The commands that are left, each looked up when the one before it is done."""
@@ -190,7 +197,7 @@ def share_start(run: Run) -> None:
     fresh.rename(run.start)
 
 
-def execute(runs: Sequence[Run], jobs: int) -> None:
+def execute(runs: Sequence[Run], jobs: int, name: str = "ablations") -> None:
     """Run what is not finished, `jobs` at a time; an exception (Ctrl-C, for one) stops what is running."""
     waiting = [run for run in runs if not run.finished]
     active: dict[Run, subprocess.Popen] = {}
@@ -199,12 +206,12 @@ def execute(runs: Sequence[Run], jobs: int) -> None:
     def steps_done() -> int:
         return sum(run.config.rl.steps if run.finished or run.error else run.steps_done() for run in runs)
 
-    with Progress("ablations", total, "steps", start=steps_done()) as progress:
+    with Progress(name, total, "steps", start=steps_done()) as progress:
         try:
             while waiting or active:
-                while len(active) < jobs and (run := next(filter(partial(is_ready, active), waiting), None)):
+                while len(active) < jobs and (run := next((run for run in waiting if run.is_ready(active)), None)):
                     waiting.remove(run)
-                    share_start(run)
+                    run.prepare()
                     run.commands = run.remaining()
                     active[run] = launch(run, next(run.commands))
                 time.sleep(0.5)
@@ -223,11 +230,6 @@ def execute(runs: Sequence[Run], jobs: int) -> None:
                 progress.set(steps_done(), runs=f"{ended}/{len(runs)}")
         finally:
             stop(active.values())
-
-
-def is_ready(active: dict[Run, subprocess.Popen], run: Run) -> bool:
-    """A run waits for the warm start that it shares while the other one is at it; sources stand before those that need them."""
-    return run.source is None or run.source.start.exists() or run.source not in active
 
 
 def launch(run: Run, arguments: list[str]) -> subprocess.Popen:

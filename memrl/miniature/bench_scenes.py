@@ -1,0 +1,169 @@
+"""Scenes of the memory bench's lessons: a question, what is known of its answer, and a section that may say more.
+
+What is known is written in the fewest words that an answer needs. V1 V2 are a code's values, P a pet:
+
+    question     nothing known         part of it                        all of it
+    code NAME    NAME none                                               NAME V1 V2
+    link NAME    NAME none             NAME2 none (who has the code)     NAME2 V1 V2
+                 NAME none X V1 V2 (a code that may be the right one)
+    pet NAME     NAME none                                               NAME P1 P2 ...
+    visit NAME   NAME none                                               NAME three
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memrl.data.bench.miniature import COUNTS, sentence
+from memrl.data.bench.stories import PLACES, Fact
+from memrl.data.needle import NAMES, SECOND_VALUES, draw_filler, draw_name, draw_values
+
+KINDS = ("code", "link", "pet", "visit")
+OTHERS = {  # facts about other names in a document with this question, see memrl/data/bench/stories.py
+    "code": ("code", "code", "rumour", "plan", "not"),
+    "link": ("code", "link"),
+    "pet": ("pet", "code"),
+    "visit": ("visit", "code"),
+}
+OTHER_SHARE = 0.35  # of the sentences; a little above the bench's
+MOST_PETS, MOST_VISITS = 4, 6
+
+
+@dataclass(frozen=True)
+class Scene:
+    """
+    Attributes:
+        kind, name: of the question.
+        target: the name whose code is asked for; `name` itself but for a link.
+        before: what is known before the section is read.
+        found: what the section says about the answer, one piece per fact; no piece repeats what is known.
+        section: its sentences.
+    """
+
+    kind: str
+    name: str
+    target: str
+    before: str
+    found: tuple[str, ...]
+    section: tuple[str, ...]
+
+    @property
+    def question(self) -> str:
+        return f"{self.kind} {self.name}"
+
+    @property
+    def after(self) -> str:
+        return absorb(self.kind, self.name, self.before, self.found)
+
+    @property
+    def last_code(self) -> str:
+        """Name and values of the code that the section ends in; "" if it ends in something else."""
+        words = self.section[-1].split()
+        return " ".join(words[1:4]) if words[0] == "code" else ""
+
+
+def absorb(kind: str, name: str, before: str, pieces: Sequence[str]) -> str:
+    """What is known after some pieces of evidence; pieces about other names change nothing.
+
+    >>> absorb("code", "emma", "emma tiny fox", ["emma grey owl", "simon red bear"])
+    'emma grey owl'
+    >>> absorb("link", "emma", "emma none simon red bear", ["simon none"])
+    'simon red bear'
+    >>> absorb("pet", "emma", "emma owl", ["emma fox", "emma owl"]), absorb("visit", "emma", "emma one", ["emma two"])
+    ('emma owl fox', 'emma three')
+    """
+    words, split = before.split(), [piece.split() for piece in pieces]
+    if kind == "link":
+        if words[0] == name:
+            target = next((piece[0] for piece in split if piece[1] == "none"), split[0][0] if split else name)
+            words = [target, *words[3:]] if target in words[2:] else words if target == name else [target, "none"]
+        known = [piece for piece in split if piece[0] == words[0] and piece[1] != "none"]
+        return " ".join(known[-1] if known else words)
+    own = [piece for piece in split if piece[0] == name and piece[1] != "none"]
+    if kind == "code":
+        return " ".join(own[-1] if own else words)
+    if kind == "visit":
+        count = sum(COUNTS.index(piece[1]) for piece in [words, *own])
+        return f"{name} {COUNTS[min(count, MOST_VISITS)]}"
+    pets = [word for word in words[1:] if word != "none"]
+    pets = list(dict.fromkeys([*pets, *(word for piece in own for word in piece[1:])]))
+    return " ".join((name, *(pets[:MOST_PETS] or ["none"])))
+
+
+def draw_scene(rng: random.Random, sentences: int, kind: str = "") -> Scene:
+    """A scene of any kind; every state of knowledge, and sections with and without news are frequent."""
+    kind = kind or rng.choice(KINDS)
+    name = rng.choice(NAMES)
+    target = draw_name(rng, name) if kind == "link" else name
+    before, facts, found = _DRAW[kind](rng, name, target)
+    section = [
+        draw_other(rng, kind, (name, target)) if rng.random() < OTHER_SHARE else draw_filler(rng) for _ in range(sentences)
+    ]
+    for place, fact in zip(sorted(rng.sample(range(sentences), len(facts))), facts, strict=True):
+        section[place] = sentence(fact)
+    return Scene(kind, name, target, before, tuple(found), tuple(section))
+
+
+Drawn = tuple[str, list[Fact], list[str]]  # what is known before, the section's facts in their order, and what they say
+
+
+def _draw_code(rng: random.Random, name: str, _: str) -> Drawn:
+    known = rng.random() < 0.5
+    before = f"{name} {draw_values(rng)}" if known else f"{name} none"
+    facts, found = [], []
+    if rng.random() < (0.35 if known else 0.6):
+        found = [f"{name} {draw_values(rng)}"]
+        facts = [code(found[0])]
+    if rng.random() < 0.25:
+        lookalike = Fact(rng.choice(("rumour", "plan", "not")), name, tuple(draw_values(rng).split()))
+        facts.insert(rng.randint(0, len(facts)), lookalike)
+    return before, facts, found
+
+
+def _draw_link(rng: random.Random, name: str, target: str) -> Drawn:
+    answer, chance, brings = f"{target} {draw_values(rng)}", rng.random(), rng.random() < 0.6
+    link, linked, unknown = Fact("link", name, (target,)), f"{target} none", f"{name} none"
+    if chance < 0.2:
+        return answer, [], []
+    if chance < 0.55:
+        return linked, *(([code(answer)], [answer]) if brings else ([], []))
+    if chance < 0.75:  # a code was written down in case it is the right one
+        noted = rng.choice([answer, f"{draw_name(rng, name)} {draw_values(rng)}"])
+        return f"{unknown} {noted}", *(([link], [linked]) if brings else ([], []))
+    if brings and rng.random() < 0.35:  # both in one section, in either order
+        return unknown, rng.sample([link, code(answer)], 2), [answer]
+    return unknown, *(([link], [linked]) if brings else ([], []))
+
+
+def _draw_pets(rng: random.Random, name: str, _: str) -> Drawn:
+    pets, many = rng.sample(SECOND_VALUES, MOST_PETS), rng.randint(0, MOST_PETS)
+    new = pets[many : many + rng.choice((0, 1, 1, 1, 2))]
+    listed = [rng.choice(pets[:many])] if many and rng.random() < 0.2 else []
+    facts = [Fact("pet", name, (pet,)) for pet in [*new, *listed]]
+    return " ".join((name, *(pets[:many] or ["none"]))), facts, [f"{name} {pet}" for pet in new]
+
+
+def _draw_visits(rng: random.Random, name: str, _: str) -> Drawn:
+    many = rng.randint(0, MOST_VISITS - 1)
+    new = min(rng.choice((0, 1, 1, 1, 2)), MOST_VISITS - many)
+    facts = [Fact("visit", name, (rng.choice(PLACES),)) for _ in range(new)]
+    return f"{name} {COUNTS[many]}", facts, [f"{name} {COUNTS[new]}"] if new else []
+
+
+_DRAW = {"code": _draw_code, "link": _draw_link, "pet": _draw_pets, "visit": _draw_visits}
+
+
+def code(piece: str) -> Fact:
+    name, *values = piece.split()
+    return Fact("code", name, tuple(values))
+
+
+def draw_other(rng: random.Random, kind: str, names: Sequence[str]) -> str:
+    """A sentence about a name that is none of `names`, of a kind that documents with this question have."""
+    other = rng.choice(OTHERS[kind])
+    while (name := rng.choice(NAMES)) in names:
+        pass
+    values = {"link": (rng.choice(NAMES),), "pet": (rng.choice(SECOND_VALUES),), "visit": (rng.choice(PLACES),)}
+    return sentence(Fact(other, name, values.get(other) or tuple(draw_values(rng).split())))
