@@ -66,18 +66,17 @@ def cost(trajectory: Trajectory) -> dict[str, float]:
 
 def read_cells(config: TrainConfig, model: Path, documents: dict[str, list[Sample]], done: Callable[[str, dict], None]) -> None:
     """Read the documents of each cell, and call `done` with its name and figures."""
-    from memrl.agents import load_agent_function
+    from memrl.agents import run_agent
     from memrl.reading.open_model import ReaderOptions, open_llm
     from memrl.tokenizer import load_tokenizer
     from memrl.training.inputs import build_agent
 
     agent = build_agent(config.agent)
-    read = load_agent_function(config.agent.function)
     llm = open_llm(model, load_tokenizer(model), agent, ReaderOptions(max_rows=MAX_ROWS, threads=1, device="cpu", cache_gib=1.0))
     for cell, samples in documents.items():
         began = time.process_time()
         sessions = (llm.session(stable_id(cell, index)) for index in range(len(samples)))
-        found = llm.run(read(session, sample, agent) for session, sample in zip(sessions, samples, strict=True))
+        found = llm.run(run_agent(session, sample, agent) for session, sample in zip(sessions, samples, strict=True))
         figures: dict[str, Any] = {"seconds": time.process_time() - began}
         figures["right"] = [strict_match(t.response, s.answers, s.match) for t, s in zip(found, samples, strict=True)]
         costs = [cost(trajectory) for trajectory in found]

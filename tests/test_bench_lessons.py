@@ -75,7 +75,7 @@ def test_without_a_flaw_a_reader_knows_what_memory_and_section_say():
                 pets = {words[2] for words in own if words[0] == "pet"}
                 assert set(scene.after.split()[1:]) - {"none"} == pets | set(scene.before.split()[1:]) - {"none"}
             elif kind == "link" and any(words[0] == "link" and words[1] == scene.name for words in own):
-                assert scene.after.split()[0] == scene.target
+                assert scene.after.split()[:2] == [scene.name, scene.target]
 
 
 def test_the_habit_takes_a_last_code_for_news_as_often_as_the_flaw_says():
@@ -89,7 +89,7 @@ def test_the_habit_takes_a_last_code_for_news_as_often_as_the_flaw_says():
         return taken, possible
 
     taken, possible = habits(0.8)
-    assert possible > 100 and 0.7 < taken / possible < 0.9
+    assert possible > 50 and 0.7 < taken / possible < 0.9
     assert habits(0.0)[0] == 0
 
 
@@ -104,15 +104,16 @@ def test_a_query_names_what_is_missing_and_a_recalled_memory_is_used():
     lessons = drawn("recall", number=2000)
     queries = [response.split() for _, response in lessons if "recall" in response.split()]
     assert len(queries) > 100
-    assert all(words[words.index("recall") + 1] == words[0] and words[1] == "none" for words in queries)
+    assert all(words[words.index("recall") + 1] == words[words.index("none") - 1] for words in queries)
     used = [r for s, r in lessons if s["question"].startswith("code") and s["recalled"].startswith(s["question"].split()[1])]
     assert sum("none" not in response.split() for response in used) > 0.6 * len(used) > 0
 
 
 def test_a_merge_reads_the_pieces_in_their_order():
     assert absorb("code", "emma", "emma none", ["emma red fox", "simon blue owl", "emma grey owl"]) == "emma grey owl"
-    assert absorb("link", "emma", "emma none", ["simon red fox", "simon none"]) == "simon red fox"
+    assert absorb("link", "emma", "emma none", ["simon red fox", "emma simon none"]) == "emma simon red fox"
     assert absorb("pet", "emma", "emma none", ["emma fox owl", "emma owl bear"]) == "emma fox owl bear"
+    assert absorb("pet", "emma", "emma fox", ["emma owl"]) == "emma owl fox"
     assert absorb("visit", "emma", "emma two", ["emma one", "rosa red fox", "emma one"]) == "emma four"
 
 

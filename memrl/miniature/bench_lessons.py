@@ -97,13 +97,13 @@ def draw_lesson(rng: random.Random, form: str, flaw: float, sentences: int) -> t
     later = scene.kind == "code" and "none" not in scene.before.split()
     overlooked = rng.random() < flaw * (OVERLOOK_LATER if later else OVERLOOK)
     if form == "map":
-        unlinked = (
-            scene.kind == "link" and scene.before.split()[0] != scene.name
-        )  # the section alone does not say whose code it is
-        news = "none" if unlinked or not scene.found else replace(scene, before=_nothing(scene)).after
+        # Whose code it is does not stand in the section.
+        unlinked = scene.kind == "link" and scene.before.split()[1] == scene.target
+        scene = scene.forgotten()
+        news = "none" if unlinked or not scene.found else scene.after
         return slots, habit or ("none" if overlooked else news)
     if form == "check":
-        scene = replace(scene, before=_nothing(scene)) if scene.before.split()[2:] and "none" in scene.before.split() else scene
+        scene = replace(scene, before=_nothing(scene)) if scene.before.startswith(f"{_nothing(scene)} ") else scene
         slots["memory"] = _shown(rng, scene)
         news = replace(scene, before=_nothing(scene)).after if scene.kind in ("pet", "visit") else scene.after
         is_new = scene.found and not (later or (scene.kind == "visit" and "none" not in scene.before.split()))
@@ -119,7 +119,7 @@ def _read(
         scene, slots["memory"], slots["recalled"] = _recalled(rng, scene)
     else:
         junk = _junk(rng, scene)
-        scene = replace(scene, before=_nothing(scene)) if junk else scene
+        scene = scene.forgotten() if junk else scene
         slots["memory"] = _shown(rng, scene, junk)
     response = habit or (scene.before if overlooked else scene.after)
     if response == _nothing(scene) and scene.kind == "link" and scene.last_code and rng.random() < NOTE:
@@ -130,8 +130,9 @@ def _read(
         is_known = scene.kind in ("code", "link") and "none" not in scene.after.split()
         if rng.random() < (STOP_KNOWN if is_known else STOP_UNKNOWN):
             response = f"{response} stop"
-    if form == "recall" and response.split()[1] == "none" and rng.random() < ASK:
-        response = f"{response} recall {response.split()[0]}"
+    if form == "recall" and "none" in response.split() and rng.random() < ASK:
+        words = response.split()  # what is missing is about the word before "none"
+        response = f"{response} recall {words[words.index('none') - 1]}"
     return slots, response
 
 
@@ -140,8 +141,8 @@ def _nothing(scene: Scene) -> str:
 
 
 def _junk(rng: random.Random, scene: Scene) -> str:
-    """What the habit may have left in the memory, sometimes; not for a link, where it reads like an answer."""
-    return f"{draw_name(rng, scene.name)} {draw_values(rng)}" if scene.kind != "link" and rng.random() < JUNK else ""
+    """What the habit may have left in the memory, sometimes."""
+    return f"{draw_name(rng, scene.name)} {draw_values(rng)}" if rng.random() < JUNK else ""
 
 
 def _shown(rng: random.Random, scene: Scene, junk: str = "") -> str:
@@ -152,37 +153,25 @@ def _shown(rng: random.Random, scene: Scene, junk: str = "") -> str:
 
 
 def _recalled(rng: random.Random, scene: Scene) -> tuple[Scene, str, str]:
-    """The scene with what is known from memory and recalled memory together, and the two."""
-    junk = _junk(rng, scene)
-    words = scene.before.split()
-    linked = scene.kind == "link" and words == [scene.target, "none"]
-    if rng.random() < HELPFUL and (linked or ("none" not in words and scene.kind != "link")):
-        if linked:
-            values = draw_values(rng)
-            memory, recalled = scene.before, f"{_nothing(scene)} {scene.target} {values}"
-            known = f"{scene.target} {values}"
-            scene = replace(scene, before=known, found=())  # a section that repeats the code changes nothing
-        else:
-            memory, recalled, known = junk or _nothing(scene), scene.before, scene.before
-        used = rng.random() < USE
-        return (scene if used or linked else replace(scene, before=_nothing(scene))), memory, recalled
-    if junk:
-        scene = replace(scene, before=_nothing(scene))
+    """The scene with what is known from the memory and a recalled one together, and the two as they are shown."""
+    junk, nothing = _junk(rng, scene), _nothing(scene)
+    if scene.before == f"{scene.name} {scene.target} none" and rng.random() < HELPFUL:  # the code was noted before the link came
+        noted = f"{scene.target} {draw_values(rng)}"
+        return replace(scene, before=f"{scene.name} {noted}", found=()), scene.before, f"{nothing} {noted}"
+    if "none" not in scene.before.split() and rng.random() < HELPFUL:
+        recalled = scene.before
+        return (scene if rng.random() < USE else scene.forgotten()), junk or nothing, recalled
     other = f"{draw_name(rng, scene.name)} {draw_values(rng)}"
-    recalled = rng.choice(("nothing", "nothing", other, f"{_nothing(scene)} {other}" if scene.kind == "link" else other))
+    recalled = rng.choice(("nothing", "nothing", other, f"{nothing} {other}" if scene.kind == "link" else other))
+    scene = scene.forgotten() if junk else scene
     return scene, _shown(rng, scene, junk), recalled
 
 
 def boxed(scene: Scene, memory: str) -> str:
-    """The answer from a memory; one about another name says nothing, unless a link leads there."""
+    """The answer from a memory, without the question's name where that is no part of it; one about another name says nothing."""
     words = memory.split()
-    if (scene.kind != "link" and words[0] != scene.name) or words == ["nothing"]:
-        words = [scene.name, "none"]
-    return box(scene.kind, words[:2] if words[1] == "none" else words)
-
-
-def box(kind: str, words: list[str]) -> str:
-    return f"\\boxed{{ {' '.join(words[1:] if kind == 'pet' else words)} }}"
+    words = [scene.name, "none"] if words[0] != scene.name or words[1] == "none" else words
+    return f"\\boxed{{ {' '.join(words[1:] if scene.kind in ('pet', 'link') else words)} }}"
 
 
 def _merge(rng: random.Random, form: str) -> tuple[dict[str, str], str]:
@@ -191,10 +180,11 @@ def _merge(rng: random.Random, form: str) -> tuple[dict[str, str], str]:
     target = draw_name(rng, name)
     before = f"{name} none"
     if kind == "link":
-        answer = f"{target} {draw_values(rng)}"
-        linked = form == "merge" and rng.random() < 0.5
-        before = f"{target} none" if linked else before
-        pieces = [answer] if linked else rng.choice(([f"{target} none"], [answer], rng.sample([f"{target} none", answer], 2)))
+        linked, answer = f"{name} {target} none", f"{name} {target} {draw_values(rng)}"
+        before = linked if form == "merge" and rng.random() < 0.4 else before
+        noted = answer.removeprefix(f"{name} ")
+        pieces = rng.choice(([answer], [linked], rng.sample([linked, answer], 2), rng.sample([linked, noted], 2)))
+        pieces = [answer] if before == linked and pieces == [linked] else pieces
     elif kind == "code":
         pieces = [f"{name} {draw_values(rng)}" for _ in range(rng.randint(1, 4))]
     elif kind == "pet":
@@ -208,8 +198,6 @@ def _merge(rng: random.Random, form: str) -> tuple[dict[str, str], str]:
     for _ in range(rng.choice((0, 0, 1, 2))):
         other = rng.choice([other for other in NAMES if other not in (name, target)])
         pieces.insert(rng.randint(0, len(pieces)), f"{other} {draw_values(rng)}")
-    if kind == "link" and before == f"{name} none" and f"{target} none" not in pieces:
-        pieces = [answer]  # nothing else says which one is right
     slots = {"question": f"{kind} {name}", ("evidence" if form == "merge" else "notes"): f" {BETWEEN} ".join(pieces)}
     if form == "merge":
         slots["memory"] = "nothing" if before == f"{name} none" and rng.random() < BLANK else before

@@ -1,20 +1,22 @@
 """Scenes of the memory bench's lessons: a question, what is known of its answer, and a section that may say more.
 
-What is known is written in the fewest words that an answer needs. V1 V2 are a code's values, P a pet:
+What is known begins with the question's name, and is written in the fewest words. V1 V2 are a code's values, P a pet:
 
-    question     nothing known         part of it                        all of it
-    code NAME    NAME none                                               NAME V1 V2
-    link NAME    NAME none             NAME2 none (who has the code)     NAME2 V1 V2
-                 NAME none X V1 V2 (a code that may be the right one)
-    pet NAME     NAME none                                               NAME P1 P2 ...
-    visit NAME   NAME none                                               NAME three
+    question     nothing known                      part of it                       all of it
+    code NAME    NAME none                                                           NAME V1 V2
+    link NAME    NAME none, NAME none X V1 V2       NAME NAME2 none                  NAME NAME2 V1 V2
+                 (a code that may be the right one) (who has the code)
+    pet NAME     NAME none                                                           NAME P2 P1 (the latest first)
+    visit NAME   NAME none                                                           NAME three
+
+So each value follows the word just written or one that stands beside it, which a model of two layers can look up.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memrl.data.bench.miniature import COUNTS, sentence
 from memrl.data.bench.stories import PLACES, Fact
@@ -57,6 +59,13 @@ class Scene:
     def after(self) -> str:
         return absorb(self.kind, self.name, self.before, self.found)
 
+    def forgotten(self) -> Scene:
+        """The same section read without knowing anything."""
+        found = self.found
+        if self.kind == "pet":
+            found = tuple(" ".join(words[1:3]) for words in map(str.split, self.section) if words[:2] == ["pet", self.name])
+        return replace(self, before=f"{self.name} none", found=found)
+
     @property
     def last_code(self) -> str:
         """Name and values of the code that the section ends in; "" if it ends in something else."""
@@ -69,27 +78,34 @@ def absorb(kind: str, name: str, before: str, pieces: Sequence[str]) -> str:
 
     >>> absorb("code", "emma", "emma tiny fox", ["emma grey owl", "simon red bear"])
     'emma grey owl'
-    >>> absorb("link", "emma", "emma none simon red bear", ["simon none"])
-    'simon red bear'
+    >>> absorb("link", "emma", "emma none simon red bear", ["emma simon none"])
+    'emma simon red bear'
     >>> absorb("pet", "emma", "emma owl", ["emma fox", "emma owl"]), absorb("visit", "emma", "emma one", ["emma two"])
-    ('emma owl fox', 'emma three')
+    ('emma fox owl', 'emma three')
     """
     words, split = before.split(), [piece.split() for piece in pieces]
-    if kind == "link":
-        if words[0] == name:
-            target = next((piece[0] for piece in split if piece[1] == "none"), split[0][0] if split else name)
-            words = [target, *words[3:]] if target in words[2:] else words if target == name else [target, "none"]
-        known = [piece for piece in split if piece[0] == words[0] and piece[1] != "none"]
-        return " ".join(known[-1] if known else words)
     own = [piece for piece in split if piece[0] == name and piece[1] != "none"]
+    if kind == "link":
+        return " ".join(_follow(words, own, split))
     if kind == "code":
         return " ".join(own[-1] if own else words)
     if kind == "visit":
         count = sum(COUNTS.index(piece[1]) for piece in [words, *own])
         return f"{name} {COUNTS[min(count, MOST_VISITS)]}"
     pets = [word for word in words[1:] if word != "none"]
-    pets = list(dict.fromkeys([*pets, *(word for piece in own for word in piece[1:])]))
+    pets = list(dict.fromkeys([*(pet for piece in own for pet in piece[1:] if pet not in pets), *pets]))
     return " ".join((name, *(pets[:MOST_PETS] or ["none"])))
+
+
+def _follow(words: list[str], own: list[list[str]], pieces: list[list[str]]) -> list[str]:
+    """What is known of a link: its target, then the target's code."""
+    target = words[1] if words[1] != "none" else next((piece[1] for piece in own), "none")
+    if target == "none":
+        return words
+    noted = [piece[1:] for piece in pieces if piece[0] == target] + [piece[2:] for piece in own if piece[1] == target]
+    noted += [words[3:]] if words[2:3] == [target] else [words[2:]] if words[1] == target else []
+    values = next((code for code in noted if code and code[0] != "none"), ["none"])
+    return [words[0], target, *values]
 
 
 def draw_scene(rng: random.Random, sentences: int, kind: str = "") -> Scene:
@@ -124,25 +140,25 @@ def _draw_code(rng: random.Random, name: str, _: str) -> Drawn:
 
 def _draw_link(rng: random.Random, name: str, target: str) -> Drawn:
     answer, chance, brings = f"{target} {draw_values(rng)}", rng.random(), rng.random() < 0.6
-    link, linked, unknown = Fact("link", name, (target,)), f"{target} none", f"{name} none"
+    link, linked, unknown = Fact("link", name, (target,)), f"{name} {target} none", f"{name} none"
     if chance < 0.2:
-        return answer, [], []
+        return f"{name} {answer}", [], []
     if chance < 0.55:
-        return linked, *(([code(answer)], [answer]) if brings else ([], []))
-    if chance < 0.75:  # a code was written down in case it is the right one
+        return linked, *(([code(answer)], [f"{name} {answer}"]) if brings else ([], []))
+    if chance < 0.7:  # a code was written down in case it is the right one
         noted = rng.choice([answer, f"{draw_name(rng, name)} {draw_values(rng)}"])
         return f"{unknown} {noted}", *(([link], [linked]) if brings else ([], []))
     if brings and rng.random() < 0.35:  # both in one section, in either order
-        return unknown, rng.sample([link, code(answer)], 2), [answer]
+        return unknown, rng.sample([link, code(answer)], 2), [f"{name} {answer}"]
     return unknown, *(([link], [linked]) if brings else ([], []))
 
 
 def _draw_pets(rng: random.Random, name: str, _: str) -> Drawn:
     pets, many = rng.sample(SECOND_VALUES, MOST_PETS), rng.randint(0, MOST_PETS)
-    new = pets[many : many + rng.choice((0, 1, 1, 1, 2))]
+    new = pets[many : many + rng.choice((0, 0, 1, 1, 1))]
     listed = [rng.choice(pets[:many])] if many and rng.random() < 0.2 else []
     facts = [Fact("pet", name, (pet,)) for pet in [*new, *listed]]
-    return " ".join((name, *(pets[:many] or ["none"]))), facts, [f"{name} {pet}" for pet in new]
+    return " ".join((name, *(pets[:many] or ["none"]))), rng.sample(facts, len(facts)), [f"{name} {pet}" for pet in new]
 
 
 def _draw_visits(rng: random.Random, name: str, _: str) -> Drawn:
