@@ -10,6 +10,7 @@ from typing import Any
 from memrl.agents import AgentConfig
 from memrl.config import WarmStartOptions
 from memrl.data.needle import build_tokenizer
+from memrl.miniature import bench_lessons
 from memrl.miniature.needle_lessons import needle_lessons
 from memrl.tokenizer import Tokenizer
 
@@ -32,7 +33,10 @@ class Miniature:
     num_heads: int = 4
 
 
-MINIATURES = {"needle": Miniature(build_tokenizer, needle_lessons)}
+MINIATURES = {
+    "needle": Miniature(build_tokenizer, needle_lessons),
+    "bench": Miniature(bench_lessons.build_tokenizer, bench_lessons.lessons),
+}
 
 
 def find_miniature(name: str) -> Miniature:
