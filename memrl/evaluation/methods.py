@@ -14,6 +14,7 @@ from memrl.agents.limits import check_agent, check_window, longest_turn, prompt_
 from memrl.agents.memory import AgentConfig, memory_agent
 from memrl.agents.one_shot import OneShotConfig, document_prompt, one_shot_agent
 from memrl.agents.retrieval import K1, B, RetrievalConfig, import_bm25s, retrieval_agent
+from memrl.evaluation.baselines import chance_agent, oracle_agent
 from memrl.prompts import PromptTemplate
 from memrl.types import Sample, Trajectory
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from memrl.tokenizer import Tokenizer
 
 METHODS: dict[str, Agent[Any]] = {"memory": memory_agent, "one_shot": one_shot_agent, "retrieval": retrieval_agent}
+BASELINES: dict[str, Agent[Any]] = {"oracle": oracle_agent, "chance": chance_agent}  # without turns, for the bench alone
+ALL = METHODS | BASELINES
 # The settings that make a method's turns shorter, for messages.
 LOWER = {"memory": "agent.chunk_tokens or agent.memory_tokens", "one_shot": "window", "retrieval": "retrieval_tokens"}
 # Tokens of an endpoint's window that stay free: for its chat template, of unknown size, and for the few tokens
@@ -46,7 +49,7 @@ class Method:
     """An agent with its settings.
 
     Attributes:
-        name: one of METHODS; stands in every row.
+        name: one of ALL; stands in every row.
     """
 
     name: str
@@ -59,6 +62,8 @@ class Method:
     def settings(self) -> dict[str, Any]:
         """All that the method's prompts depend on besides the sample, as JSON: for the results' fingerprint."""
         config, prompts = self.config, self.agent.prompts
+        if self.name in BASELINES:
+            return {"format": 1}
         if isinstance(config, AgentConfig):
             shown = {name: getattr(prompts, name) for name in ("memory", "answer", "no_memory", "system")}
             return {name: getattr(config, name) for name in LIMITS} | {"prompts": shown}
@@ -71,15 +76,19 @@ class Method:
 
     async def run(self, llm: "Session", sample: Sample) -> Trajectory:
         """Answer one sample's question."""
-        return await METHODS[self.name](llm, sample, self.config)
+        return await ALL[self.name](llm, sample, self.config)
 
     def num_turns(self, document_tokens: int) -> int:
         """Turns of a document with this many tokens."""
+        if self.name in BASELINES:
+            return 0
         return -(-document_tokens // self.agent.chunk_tokens) + 1 if self.name == "memory" else 1
 
     def longest_turn(self, tokenizer: "Tokenizer", document_tokens: int | None = None, question_tokens: int | None = None) -> int:
         """Tokens of the longest turn, prompt and response together; arguments as in `memrl.agents.limits.longest_turn`."""
         config, agent = self.config, self.agent
+        if self.name in BASELINES:
+            return 1
         if isinstance(config, AgentConfig):
             return longest_turn(tokenizer, config, document_tokens=document_tokens, question_tokens=question_tokens)
         shown = config.tokens if isinstance(config, RetrievalConfig) else config.window
@@ -98,7 +107,7 @@ class Method:
         """
         config, agent = self.config, self.agent
         if isinstance(config, AgentConfig):
-            if window is not None:
+            if window is not None and self.name not in BASELINES:
                 check_agent(window, prompt_sizes(tokenizer, agent.prompts), agent, stretch)
             return
         if config.window is None:
@@ -136,8 +145,8 @@ def make_methods(names: Sequence[str], options: MethodOptions, agent: AgentConfi
     limit = _effective_window(options, window)
     made: dict[str, Method] = {}
     for name in (name.strip() for name in names):
-        if name not in METHODS:
-            raise ValueError(f"there is no method {name!r}; there are {', '.join(METHODS)}")
+        if name not in ALL:
+            raise ValueError(f"there is no method {name!r}; there are {', '.join(ALL)}")
         if name in made:
             raise ValueError(f"the method {name!r} is given twice; give each method once")
         config: AgentConfig | OneShotConfig | RetrievalConfig = agent
@@ -152,7 +161,7 @@ def make_methods(names: Sequence[str], options: MethodOptions, agent: AgentConfi
             config = RetrievalConfig(agent, options.retrieval_tokens, options.passage_tokens, limit)
         made[name] = Method(name, config)
     if not made:
-        raise ValueError(f"there is no method to run; give one or more of {', '.join(METHODS)}")
+        raise ValueError(f"there is no method to run; give one or more of {', '.join(ALL)}")
     return made
 
 

@@ -89,7 +89,7 @@ class ModelUnderTest:
         # read, and a command with a larger cache reads it again.
         least = {} if any(task.length_unit for task in tasks) else {"document_tokens": 0, "question_tokens": 0}
         for method in methods:
-            check_turn(llm.sampler, method.longest_turn(self.tokenizer, **least), LOWER[method.name])
+            check_turn(llm.sampler, method.longest_turn(self.tokenizer, **least), LOWER.get(method.name, "agent.chunk_tokens"))
         return llm
 
 

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from memrl.data import needle
 from memrl.data.bench.stories import MOST_NEEDED, NUM_VARIATIONS, ORDERS, STORIES, Draws, Fact, Variation, vary
 from memrl.data.needle import SENTENCE_WORDS, SENTENCES_PER_CHUNK, draw_filler
+from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
 
 COUNTS = "none one two three four five six".split()
@@ -34,6 +35,21 @@ _FORMS = {"link": "link {} to {} .", "pet": "pet {} {} today .", "visit": "visit
 def build_tokenizer():
     """As `memrl.data.needle.build_tokenizer`, with the bench's words."""
     return needle.build_tokenizer(WORDS)
+
+
+def is_spoken(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer is a miniature's with the bench's words.
+
+    Raises:
+        ValueError: it is a miniature's without them.
+    """
+
+    def has(words: Sequence[str]) -> bool:
+        return len(set(tokenizer.encode(" ".join(words)))) == len(tokenizer.encode(" ".join(words))) == len(words)
+
+    if has(needle.WORDS) and not has(WORDS):
+        raise ValueError("this miniature has only the words of the task needle; the bench needs one that is made with its words")
+    return has(WORDS)
 
 
 def sentence(fact: Fact) -> str:
