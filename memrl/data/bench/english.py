@@ -118,7 +118,9 @@ class EnglishTask(SyntheticTask):
         facts = [*story.evidence, *story.lookalikes, *(story.other() for _ in range(others))]
         places = rng("places")
         shares = _evidence_shares(places, varied, chunks)
-        shares += [places.random() for _ in range(len(facts) - len(shares))]
+        # One other fact in each of as many equal parts, so that a share of the prose is the same share of the document.
+        count = len(facts) - len(shares)
+        shares += places.sample([(part + places.random()) / count for part in range(count)], count)
         sentences = list(map(sentence, facts))
         about = {"language": "english", "variation": varied.shown(), "others": len(facts) - len(story.evidence)}
         about["evidence"] = sentences[: len(story.evidence)]
