@@ -3,25 +3,31 @@
 On documents of other tasks both fail, since they do not know the answers' form.
 """
 
-from __future__ import annotations
-
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from memrl.agents import AgentConfig
+from memrl.agents.agent_config import AgentConfig
 from memrl.data.bench.answers import chance_answer, oracle_answer
 from memrl.types import Sample, Trajectory
 from memrl.utils.seeds import stable_id
 
-if TYPE_CHECKING:
-    from memrl.llm import Session
+
+@dataclass(frozen=True)
+class BaselineConfig:
+    """A baseline has no settings; the agent is the one that it is compared with."""
+
+    agent: AgentConfig
 
 
-async def oracle_agent(llm: Session, sample: Sample, config: AgentConfig) -> Trajectory:
+def oracle(sample: Sample) -> Trajectory:
     """The right answer, from question and document alone; shows that the document has it."""
     return Trajectory(response=oracle_answer(sample.question, sample.context))
 
 
-async def chance_agent(llm: Session, sample: Sample, config: AgentConfig) -> Trajectory:
+def chance(sample: Sample) -> Trajectory:
     """An answer of the right form, drawn without the document."""
     return Trajectory(response=chance_answer(sample.question, random.Random(stable_id("chance", sample.id))))
+
+
+BASELINES: dict[str, Callable[[Sample], Trajectory]] = {"oracle": oracle, "chance": chance}
