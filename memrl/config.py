@@ -46,8 +46,8 @@ class DataOptions:
     max_chunks: int = bounded(8, 1, 100_000)
     """Most chunks of a generated document (miniature only)."""
     tasks: list[str] = field(default_factory=lambda: ["needle"])
-    """Tasks of the generated documents (miniature only): names in memrl/data/generated.py, such as needle and bench_update; sample
-    number i of a step is of task i modulo their number."""
+    """Tasks of the generated documents (miniature only): names in memrl/data/generated.py, such as needle and bench_update; they
+    take turns over the samples of a step."""
     shuffle: bool = True
     """Read the file in a new random order in each epoch; the original reads it in order."""
     allow_files: bool = False

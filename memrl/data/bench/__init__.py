@@ -2,4 +2,5 @@
 
 from memrl.data.bench.stories import TASKS
 
-NAMES = tuple(f"bench_{task}" for task in TASKS)
+NAMES = {f"bench_{task}": task for task in TASKS}
+ENGLISH = {f"{name}_english": task for name, task in NAMES.items()}

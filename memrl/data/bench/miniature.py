@@ -17,14 +17,18 @@ An answer has at most five words, with its box and the end eight tokens.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from memrl.data import needle
-from memrl.data.bench.stories import MOST_NEEDED, NUM_VARIATIONS, ORDERS, STORIES, Draws, Fact, Story, Variation, vary
-from memrl.data.needle import SENTENCES_PER_CHUNK, draw_filler
+from memrl.data.bench.stories import MOST_NEEDED, NUM_VARIATIONS, ORDERS, STORIES, Draws, Fact, Variation, vary
+from memrl.data.needle import SENTENCE_WORDS, SENTENCES_PER_CHUNK, draw_filler
+from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
 
 COUNTS = "none one two three four five six".split()
 WORDS = (*needle.WORDS, "link", "to", "rumour", "plan", "not", "pet", "visit", *COUNTS[1:])
+# Where a sentence's values stand among its words.
+_SLOTS = {**dict.fromkeys(("code", "rumour", "plan", "not"), (2, 3)), "link": (3,), "pet": (2,), "visit": (3,)}
 _FORMS = {"link": "link {} to {} .", "pet": "pet {} {} today .", "visit": "visit {} the {} ."}
 
 
@@ -33,8 +37,43 @@ def build_tokenizer():
     return needle.build_tokenizer(WORDS)
 
 
+def is_spoken(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer is a miniature's with the bench's words.
+
+    Raises:
+        ValueError: it is a miniature's without them.
+    """
+
+    def has(words: Sequence[str]) -> bool:
+        return len(set(tokenizer.encode(" ".join(words)))) == len(tokenizer.encode(" ".join(words))) == len(words)
+
+    if has(needle.WORDS) and not has(WORDS):
+        raise ValueError("this miniature has only the words of the task needle; the bench needs one that is made with its words")
+    return has(WORDS)
+
+
 def sentence(fact: Fact) -> str:
     return _FORMS.get(fact.kind, f"{fact.kind} {{}} {{}} {{}} .").format(fact.name, *fact.values)
+
+
+def spell(subject: str, values: Sequence[str | int]) -> str:
+    """An answer in the miniature's words: the name that it is about, and what there is about it."""
+    return " ".join([*subject.split(), *(COUNTS[value] if isinstance(value, int) else value for value in values)])
+
+
+def read_facts(text: str) -> list[Fact]:
+    """The facts in a document, in its order."""
+    found = []
+    for words in map(str.split, text.split(" .")):
+        if len(words) == SENTENCE_WORDS - 1 and words[0] in _SLOTS:
+            found.append(Fact(words[0], words[1], tuple(words[place] for place in _SLOTS[words[0]])))
+    return found
+
+
+def read_question(question: str) -> tuple[str, str] | None:
+    """Kind and name that a question asks for; None if it is not one of the bench in the miniature's language."""
+    words = question.split()
+    return (words[0], words[1]) if len(words) == 2 and words[0] in _SLOTS else None
 
 
 def make_bench_sample(
@@ -83,32 +122,26 @@ def make_bench_sample(
     taken |= zip(rng.sample(free, others), map(sentence, added), strict=True)
     sentences = [taken.get(place) or draw_filler(rng) for place in range(total)]
     context = " ".join(sentences)
+    values = list(map(int, story.answers)) if task == "counting" else story.answers
+    gold = story.answers if story.match == "all" else (spell(story.subject, values),)
     begins = [sum(map(len, sentences[:place])) + place for place in places]
     return Sample(
         id=f"bench_{task}-{num_chunks}-{seed}",
         question=" ".join(story.asked),
         context=context,
-        answers=answers(task, story),
+        answers=gold,
         match=story.match,
         metadata={
             "task": f"bench_{task}",
             "language": "miniature",
             "num_chunks": num_chunks,
-            "order": varied.order,
-            "gap": varied.gap,
-            "needed": varied.needed,
+            "variation": varied.shown(),
             "others": others,
             "evidence": [sentences[place] for place in places],
             "evidence_chunks": [place // segments_per_chunk for place in places],
             "depths": [begin / len(context) for begin in begins],
         },
     )
-
-
-def answers(task: str, story: Story) -> tuple[str, ...]:
-    """The gold answers in the miniature's words."""
-    words = [COUNTS[int(answer)] if task == "counting" else answer for answer in story.answers]
-    return tuple(f"{story.subject} {answer}".lstrip() for answer in words)
 
 
 def _replace(task: str, varied: Variation, order: str | None, gap: int | None, needed: int | None) -> Variation:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from memrl.data.needle import FIRST_VALUES, NAMES, SECOND_VALUES
 
@@ -73,6 +73,10 @@ class Variation:
     order: str
     gap: int | None
     needed: int
+
+    def shown(self) -> dict[str, str | int]:
+        """What there is of it, for metadata and rows."""
+        return {name: value for name, value in asdict(self).items() if value not in ("", None)}
 
 
 def vary(task: str, number: int, num_chunks: float, most_needed: int = MOST_NEEDED) -> Variation:
