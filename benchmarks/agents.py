@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import agents_table as tables
 from benchmarks.ablation_table import LEVEL, steps_to_level
 from benchmarks.ablations import Run, execute, publish, share_start
-from benchmarks.agents_cells import chance, make_documents, oracle, solve_cells
+from benchmarks.agents_cells import make_documents, solve_cells
 from memrl.commands.train import DEFAULT_CONFIG, parse
 from memrl.training.inputs import build_agent, run_inputs
 from memrl.utils.command_line import user_errors
@@ -54,6 +54,7 @@ class Variant:
         settings: further settings.
         trained: whether it is trained; else only its start is read with, or the model of the variant `model_of`.
         cells: what is read.
+        method: a method of eval.py that reads instead of the agent.
     """
 
     file: str = ""
@@ -61,6 +62,7 @@ class Variant:
     trained: bool = True
     model_of: str = ""
     cells: tuple[str, ...] = CELLS
+    method: str = ""
 
 
 TWO_HOP = ("--data.tasks=[bench_two_hop_forward]",)
@@ -74,7 +76,7 @@ VARIANTS = {
     "recall": Variant("tiny_recall.yaml"),
     "map_reduce": Variant("tiny_map_reduce.yaml"),
     "chat": Variant("tiny_chat.yaml"),
-    "retrieval": Variant("tiny_retrieval.yaml", trained=False),
+    "retrieval": Variant(trained=False, method="retrieval"),
     "outcome": Variant(settings=TWO_HOP, cells=(ORDERED,)),
     "per_turn": Variant("tiny_memory_gain.yaml", TWO_HOP, cells=(ORDERED,)),
 }
@@ -121,7 +123,16 @@ class AgentRun(Run):
         for model, file in self.evaluations():
             if not set(self.kind.cells) <= read_figures(file).keys():
                 wanted = ["--cells", ",".join(self.kind.cells), "--documents", str(self.number)]
-                own = ["--model", str(model), "--out", str(file), "--documents_seed", str(self.seed)]
+                own = [
+                    "--model",
+                    str(model),
+                    "--out",
+                    str(file),
+                    "--documents_seed",
+                    str(self.seed),
+                    "--method",
+                    self.kind.method,
+                ]
                 yield [str(ROOT / "benchmarks" / "agents_cells.py"), *own, *wanted, *self.arguments]
 
 
@@ -165,7 +176,8 @@ def show_tables(found: dict[str, Stages], seeds: Sequence[int], documents: int) 
     fixed: dict[str, dict[int, dict]] = {"oracle": {}, "chance": {}}
     for seed in seeds:
         samples = {cell: make_documents(cell, seed, documents) for cell in CELLS}
-        fixed["oracle"][seed], fixed["chance"][seed] = solve_cells(oracle, samples), solve_cells(chance, samples)
+        for name, results in fixed.items():
+            results[seed] = solve_cells(name, samples)
     parts, marks = [], 0
     by_length = {chunks: [cell for cell in CELLS if cell.endswith(f":{chunks}")] for chunks in LENGTHS}
     for chunks, cells in by_length.items():

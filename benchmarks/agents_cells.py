@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
 import time
 from collections.abc import Callable
@@ -21,18 +20,19 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from memrl.data.bench.answers import chance_answer, oracle_answer
 from memrl.data.bench.miniature import make_bench_sample
+from memrl.evaluation.baselines import BASELINES
 from memrl.scoring.verify import strict_match
 from memrl.types import Sample, Trajectory
 from memrl.utils.files import write_whole
-from memrl.utils.seeds import row_seed, stable_id
+from memrl.utils.seeds import stable_id
 
 if TYPE_CHECKING:
     from memrl.config import TrainConfig
 
 EARLY = 0.2  # the evidence of an early document ends within this share of it
 MAX_ROWS = 64
+RETRIEVED = 50  # tokens that retrieval shows: two chunks
 ORDERS = {"two_hop_forward": "forward", "two_hop_reversed": "reversed"}
 
 
@@ -64,39 +64,37 @@ def cost(trajectory: Trajectory) -> dict[str, float]:
     }
 
 
-def read_cells(config: TrainConfig, model: Path, documents: dict[str, list[Sample]], done: Callable[[str, dict], None]) -> None:
-    """Read the documents of each cell, and call `done` with its name and figures."""
-    from memrl.agents import run_agent
+def read_cells(
+    config: TrainConfig, method: str, model: Path, documents: dict[str, list[Sample]], done: Callable[[str, dict], None]
+) -> None:
+    """Read the documents of each cell, and call `done` with its name and figures; a method of eval.py replaces the agent."""
+    from memrl.evaluation.methods import Method, MethodOptions, make_methods
+    from memrl.model.hf_config import longest_text, read_config
     from memrl.reading.open_model import ReaderOptions, open_llm
     from memrl.tokenizer import load_tokenizer
     from memrl.training.inputs import build_agent
 
     agent = build_agent(config.agent)
+    shown = MethodOptions(retrieval_tokens=RETRIEVED, passage_tokens=agent.chunk_tokens)
+    reader = make_methods([method], shown, agent, longest_text(read_config(model)))[method] if method else Method("", agent)
     llm = open_llm(model, load_tokenizer(model), agent, ReaderOptions(max_rows=MAX_ROWS, threads=1, device="cpu", cache_gib=1.0))
     for cell, samples in documents.items():
         began = time.process_time()
         sessions = (llm.session(stable_id(cell, index)) for index in range(len(samples)))
-        found = llm.run(run_agent(session, sample, agent) for session, sample in zip(sessions, samples, strict=True))
+        found = llm.run(reader.run(session, sample) for session, sample in zip(sessions, samples, strict=True))
         figures: dict[str, Any] = {"seconds": time.process_time() - began}
         figures["right"] = [strict_match(t.response, s.answers, s.match) for t, s in zip(found, samples, strict=True)]
         costs = [cost(trajectory) for trajectory in found]
         done(cell, figures | {name: [row[name] for row in costs] for name in costs[0]})
 
 
-def solve_cells(answer: Callable[[Sample], str], documents: dict[str, list[Sample]]) -> dict[str, dict]:
-    """The figures of an answerer without a model."""
+def solve_cells(name: str, documents: dict[str, list[Sample]]) -> dict[str, dict]:
+    """The figures of a baseline without a model, by its name."""
+    answer = BASELINES[name]
     return {
-        cell: {"right": [strict_match(answer(sample), sample.answers, sample.match) for sample in samples]}
+        cell: {"right": [strict_match(answer(sample).response, sample.answers, sample.match) for sample in samples]}
         for cell, samples in documents.items()
     }
-
-
-def oracle(sample: Sample) -> str:
-    return oracle_answer(sample.question, sample.context)
-
-
-def chance(sample: Sample) -> str:
-    return chance_answer(sample.question, random.Random(row_seed(stable_id(sample.id))))
 
 
 def main() -> int:
@@ -104,6 +102,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--method", default="", help="a method of eval.py that reads instead of the agent")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cells", required=True)
     parser.add_argument("--documents", type=int, required=True)
@@ -120,7 +119,7 @@ def main() -> int:
         cells[cell] = figures
         write_whole(arguments.out, json.dumps(cells) + "\n")
 
-    read_cells(config, arguments.model, documents, done)
+    read_cells(config, arguments.method, arguments.model, documents, done)
     return 0
 
 
