@@ -66,11 +66,12 @@ class Variant:
 
 
 TWO_HOP = ("--data.tasks=[bench_two_hop_forward]",)
+COST = ROOT / "benchmarks" / "reading_cost.py:right_and_short"
 READ_ALL = "--agent.options={exit_gate: false, tags: false}"
 VARIANTS = {
     "memory": Variant(cells=(*CELLS, *EARLY)),
     "gated": Variant("tiny_gated.yaml", cells=(*CELLS, *EARLY)),
-    "gated_cost": Variant("tiny_gated_cost.yaml", cells=(*CELLS, *EARLY)),
+    "gated_cost": Variant("tiny_gated_cost.yaml", (f"--reward.function={COST}",), cells=(*CELLS, *EARLY)),
     "gated_reads_all": Variant("tiny_gated.yaml", (READ_ALL,), False, "gated_cost", EARLY),
     "passes": Variant("tiny_passes.yaml"),
     "recall": Variant("tiny_recall.yaml"),
@@ -122,17 +123,8 @@ class AgentRun(Run):
             yield [str(ROOT / "train.py"), *self.arguments]
         for model, file in self.evaluations():
             if not set(self.kind.cells) <= read_figures(file).keys():
-                wanted = ["--cells", ",".join(self.kind.cells), "--documents", str(self.number)]
-                own = [
-                    "--model",
-                    str(model),
-                    "--out",
-                    str(file),
-                    "--documents_seed",
-                    str(self.seed),
-                    "--method",
-                    self.kind.method,
-                ]
+                wanted = ["--cells", ",".join(self.kind.cells), "--documents", str(self.number), "--method", self.kind.method]
+                own = ["--model", str(model), "--out", str(file), "--documents_seed", str(self.seed)]
                 yield [str(ROOT / "benchmarks" / "agents_cells.py"), *own, *wanted, *self.arguments]
 
 
