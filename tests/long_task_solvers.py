@@ -50,8 +50,9 @@ def solve_state_tracking(question: str, context: str) -> str:
             for one in (person, *(thing for thing, who in carrier.items() if who == person)):
                 where.setdefault(one, []).append(what[0])
             continue
-        if not where.get(what[0]) or where[what[0]][-1] != where[person][-1]:
-            where.setdefault(what[0], []).append(where[person][-1])
+        place = where.get(person, ["unknown"])[-1]
+        if where.get(what[0], [""])[-1] != place:
+            where.setdefault(what[0], []).append(place)
         carrier.pop(what[0], None)
         if kind != "drop":
             carrier[what[0]] = what[-1] if kind == "give" else person
@@ -75,13 +76,12 @@ def solve_nth_request(question: str, context: str) -> str:
 
 def solve_fact_consolidation(question: str, context: str) -> str:
     numbered = [(int(number), text) for number, text in re.findall(r"^(\d+)\. (.+)\.$", context, re.MULTILINE)]
-    assert [number for number, _ in numbered] == list(range(len(numbered)))
 
     def value(phrase: str) -> str:
         for form, statement in STATEMENTS.items():
             if match := re.fullmatch(form, phrase):
                 pattern = re.compile(statement.format(re.escape(value(match[1]))))
-                return [found[1] for _, text in numbered if (found := pattern.fullmatch(text))][-1]
+                return max((number, found[1]) for number, text in numbered if (found := pattern.fullmatch(text)))[1]
         return phrase
 
     return value(re.search(r"What is (.+)\? Answer", question)[1])

@@ -43,6 +43,7 @@ SUBJECTS = ("person", "company", "town", "country")
 NAMES = {"person": "{given} {}", "company": "{} Works", "town": "{}ford", "country": "{}ia", "language": "{}ish"}
 GIVEN = "Omar Ines Hugo Mona Oleg Vera Emil Dina".split()
 HOPS, MOST_VERSIONS = (2, 3, 4), 4
+MOST_SINGLE, MOST_MULTI = MOST_VERSIONS + 2, 60  # lines about the things of a chain: 1 or 15 subjects, 2 more lines on each
 _CONSONANTS, _VOWELS, _ENDS = "bdfghjklmnprstvwz", "aeiou", "lmnrst"
 _OPEN = len(_CONSONANTS) * len(_VOWELS)  # syllables without a consonant at the end
 NUM_NAMES = _OPEN**3 * len(_ENDS)
@@ -107,15 +108,14 @@ class Knowledge:
         """The facts that lead from a subject along relations, each in several versions, and as many hops on from stale values.
 
         Returns:
-            The facts that hold, one a hop; all others, each subject's further relations among them; the last value.
+            The facts that hold, one a hop; all others, another fact on each subject among them; the last value.
         """
         first, *rest = relations
         self.known[first.subject].append(subject)
         values = [self.new(first.value) for _ in range(versions)]
         *stale, held = self.states(first, subject, values)
-        for relation in RELATIONS:
-            if relation.subject == first.subject and relation != first:
-                stale += self.states(relation, subject, [self.new(relation.value) for _ in range(self.versions())])
+        further = pick(self.rng, [one for one in RELATIONS if one.subject == first.subject and one != first])
+        stale += self.states(further, subject, [self.new(further.value) for _ in range(1 + below(self.rng, 2))])
         if not rest:
             return [held], stale, values[-1]
         for value in values[:-1]:
@@ -156,8 +156,10 @@ class FactConsolidation(SyntheticTask):
             details = {"chance": versions**-hops, "hops": hops, "versions": versions, "facts": len(facts)}
             return Document("\n".join(lines), tuple(begins[fact] for fact in path), details)
 
+        # Shorter chains leave room for more other facts, so that all samples need about the same length.
+        smallest = (MOST_SINGLE if hops == 1 else MOST_MULTI) - len(path) - len(stale)
         phrase = subject
         for relation in relations:
             phrase = relation.phrase.format(phrase)
         question = f"{_RULE} What is {phrase}? Answer with the name alone."
-        return Plan(question, (answer,), "any", build, smallest=1, step=32)
+        return Plan(question, (answer,), "any", build, smallest, step=32)

@@ -79,7 +79,10 @@ class NthRequest(SyntheticTask):
             f"The text is a conversation. What is the first sentence of its {ORDINALS[asked]} {kind} about the {topics[0]}? "
             "Repeat the sentence word for word."
         )
-        return Plan(question, (firsts[asked],), "any", build, smallest=8, step=40)
+        # Shorter answers leave room for more others, so that all samples need about the same length.
+        smallest = number * LONGEST - sum(1 + len(rest) for rest in rests) + 4 * LONGEST
+        answers = firsts[asked], firsts[asked].rstrip(".")
+        return Plan(question, answers, "any", build, smallest, step=40)
 
     @staticmethod
     def _others(rng: random.Random, asked: tuple[str, str], topics: list[str], taken: set[Pair]) -> Iterator[str]:

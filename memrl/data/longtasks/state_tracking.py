@@ -28,7 +28,7 @@ SENTENCES = {
 }
 NUM_PEOPLE, NUM_PLACES = 4, 6  # of a story, as in bAbI
 MOST_CARRIED = 3  # objects that the answer of "count" and "list" has at most
-_SMALLEST = 200  # characters of the other text
+_LONGEST_SENTENCE, _LEAST_TEXT = 45, 200  # characters of a story's sentence and its space; of the other text
 _RULE = "The text tells now and then who goes where and who has what. What somebody carries is where its carrier is."
 
 
@@ -177,15 +177,22 @@ def questions(world: World, kind: str, wanted: int) -> Iterator[Asked]:
                 yield Asked(f"What does {person} carry now?", tuple(things) or ("nothing",), evidence)
 
 
-# What the answer has to look like, and the share that the best guess gets without the story, see docs/long_tasks.md.
 FORMS = {
-    "1": ("Answer with the place alone.", 1 / NUM_PLACES),
-    "2": ("Answer with the place alone.", 1 / NUM_PLACES),
-    "3": ("Answer with the place alone.", 1 / (NUM_PLACES - 1)),
-    "yes_no": ("Answer with yes or no.", 1 / 2),
-    "count": ("Answer with the number in digits.", 1 / (MOST_CARRIED + 1)),
-    "list": ("Answer with the objects, separated by commas, or with nothing.", 1 / (MOST_CARRIED + 1)),
+    **dict.fromkeys("123", "Answer with the place alone."),
+    "yes_no": "Answer with yes or no.",
+    "count": "Answer with the number in digits.",
+    "list": "Answer with the objects, separated by commas, or with nothing.",
 }
+
+
+def chance(world: World, kind: str) -> float:
+    """The share that a guess among the candidates gets: yes or no, 0 to MOST_CARRIED objects, or the places that the story names.
+
+    The place that a question of kind 3 names is none. Of the lists, "nothing" is right as often as any number of objects.
+    """
+    if kind in "123":
+        return 1 / (len({event[2] for event in world.events if event[0] == "move"}) - (kind == "3"))
+    return 1 / 2 if kind == "yes_no" else 1 / (MOST_CARRIED + 1)
 
 
 class StateTracking(SyntheticTask):
@@ -216,16 +223,17 @@ class StateTracking(SyntheticTask):
         shares = rng("shares")
         places = sorted(shares.random() for _ in sentences)
         start = self.haystack.start(rng("start").random())
-        form, chance = FORMS[self.kind]
 
         def hide(size: int) -> Document:
             context, found = self.haystack.hide(sentences, places, start, size)
-            facts = {"chance": chance, "sentences": len(sentences), "haystack": self.source}
+            facts = {"chance": chance(world, self.kind), "sentences": len(sentences), "haystack": self.source}
             facts["haystack_rounds"] = self.haystack.rounds(size)
-            return Document(context, tuple(found[number] for number in asked.evidence), facts)
+            return Document(context, tuple(found[number] for number in sorted(asked.evidence)), facts)
 
+        # A shorter story has more other text, so that all samples of a kind need about the same length.
+        smallest = KINDS[self.kind].most * _LONGEST_SENTENCE - sum(len(sentence) + 1 for sentence in sentences) + _LEAST_TEXT
         match = "all" if len(asked.answers) > 1 else "any"
-        return Plan(f"{_RULE} {asked.question} {form}", asked.answers, match, hide, _SMALLEST, step=2000)
+        return Plan(f"{_RULE} {asked.question} {FORMS[self.kind]}", asked.answers, match, hide, smallest, step=2000)
 
     def _story(self, rng: random.Random, wanted: int) -> tuple[World, list[Asked]]:
         """The first random story that answers a question of the kind, and all such questions."""
