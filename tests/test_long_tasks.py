@@ -62,11 +62,11 @@ def test_a_sample_fills_its_length_and_never_exceeds_it(task, tokenizer, files):
         assert sum(sample.metadata["tokens"].values()) == total_tokens(tokenizer, made, sample)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ["state_tracking_3", "nth_request_8", "fact_consolidation_multi", "aggregation_count"])
 def test_lengths_are_exact_with_the_real_tokenizer_and_a_book(task, qwen, shared_data):  # noqa: F811
     book = shared_data / "texts" / "War-and-Peace.2600-0.txt"
     made = make_long_task(task, qwen, RulerFiles(essays=str(book)))
-    for index, length in enumerate((4096, 4097, 20_000)):
+    for index, length in enumerate((4096, 4097, 12_000)):
         sample = made.sample(length, index, 0)
         assert 0.99 * length <= total_tokens(qwen, made, sample) <= length
         assert score_response(boxed(solve(task, sample.question, sample.context)), sample.answers, sample.match)["strict"] == 1
@@ -78,7 +78,7 @@ def test_a_length_too_short_is_refused_and_the_length_named_works(task, tokenize
     with pytest.raises(ValueError, match=f"^{task}: a length of 60 tokens is too short; give \\d+ or more$") as refusal:
         made.sample(60, 0, 0)
     needed = int(str(refusal.value).split()[-3])
-    for index in range(20):
+    for index in range(10):
         assert total_tokens(tokenizer, made, made.sample(needed, index, 0)) <= needed < 3000
 
 
@@ -132,7 +132,7 @@ def test_a_long_document_takes_linear_time():
 
 @pytest.mark.parametrize("task", TASKS)
 def test_question_and_document_alone_give_the_full_score(task):
-    for sample in some(task, 40):
+    for sample in some(task, 30):
         response = solve(task, sample.question, sample.context)
         assert set(score_response(boxed(response), sample.answers, sample.match).values()) == {1.0}, sample.question
         assert "chance" in sample.metadata and sample.question.count("?") == 1
@@ -307,10 +307,10 @@ def test_chance_is_what_a_guess_among_the_candidates_gets(task):
 def test_answers_are_as_frequent_as_the_chance_says(task, answer, share):
     made = make(task)
     found = 0
-    for index in range(400):
+    for index in range(300):
         plan = made.plan(8192, lambda part, index=index: random.Random(sample_seed(0, task, index, part)))
         found += plan.answers == answer
-    assert abs(found / 400 - share) < 4 * (share * (1 - share) / 400) ** 0.5
+    assert abs(found / 300 - share) < 4 * (share * (1 - share) / 300) ** 0.5
 
 
 def test_the_chance_of_a_count_is_one_in_the_entries_asked():
