@@ -122,9 +122,16 @@ class RLOptions:
     baseline: Literal["mean", "leave_one_out"] = "mean"
     """Subtracted from each reward: the mean of its group, or the mean of the group's other rewards."""
     normalize_std: bool = False
-    """Divide advantages by the standard deviation of the group's rewards."""
+    """Divide advantages by the standard deviation of the group's rewards; a turn's own by that of the returns at its place."""
     credit: Literal["broadcast", "final_only", "split"] = "broadcast"
     """Advantage of each turn: the trajectory's on every turn, on the answer turn only, or divided by the number of turns."""
+    outcome_weight: float = bounded(1.0, 0, 1)
+    """alpha in the advantage of a turn, A = alpha A_outcome + (1 - alpha) A_turn: A_outcome is the trajectory's by rl.credit,
+    A_turn comes from the turns' own rewards, which 1 leaves out. ReMemR1 takes 0.8."""
+    turn_return: Literal["own", "to_go"] = "own"
+    """A turn is judged by its own reward, or by the discounted sum of the rewards from it on."""
+    turn_discount: float = bounded(1.0, 0, 1)
+    """Discount of each later turn's reward (turn_return to_go)."""
     loss: Literal["ppo", "cispo", "gspo", "reinforce"] = "ppo"
     """Policy loss: ratio clipped per token (ppo) or per turn (gspo), clipped weights (cispo), or no ratio (reinforce)."""
     clip_low: float = bounded(0.2, above=0, below=1)

@@ -48,6 +48,9 @@ class Turn:
         response_logprobs: natural-log probability of each response id under the sampling distribution, fp32.
         finish_reason: "stop" (a stop token ended it) or "length" (it reached its token cap).
         text: the response as text, without the stop token.
+        memory: text of the memory after this turn; None if the agent did not say.
+        reward: of this turn alone, set by the agent or the rollout; trained on if rl.outcome_weight is below 1.
+        advantage: of each of its tokens; set by training.
     """
 
     kind: str
@@ -56,6 +59,9 @@ class Turn:
     response_logprobs: list[float]
     finish_reason: str
     text: str = ""
+    memory: str | None = None
+    reward: float = 0.0
+    advantage: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -72,7 +78,7 @@ class Trajectory:
         memory: text of the memory that the answer was given from.
         reward: what training maximises: the strict verifier's score or a reward function's. Set by the rollout.
         penalty: penalty of overlong turns, at most 0; training adds it to the reward.
-        advantage: reward plus penalty, relative to the group's baseline; set by training.
+        advantage: of the outcome: reward plus penalty, relative to the group's baseline; set by training.
         scores: all other scores by name, the lenient verifier's among them.
         error: why the reward function returned no number, in one line; empty if it did.
         left_out: without a reward, it is left out of its group's baseline, of the loss and of the mean reward (reward.on_error).

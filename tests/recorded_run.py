@@ -181,6 +181,7 @@ BASE: dict[str, Any] = {
 }
 # The loss needs whole distributions; adapters and offloaded weights exclude other settings; the rest is for the miniature alone.
 ONLY_DEFAULT = {"rollout.top_p", "rollout.top_k", "model.lora_rank", "model.lora_alpha", "engine.offload_params"}
+ONLY_DEFAULT |= {"rl.outcome_weight", "rl.turn_return", "rl.turn_discount"}
 # What makes the run a miniature of the smallest size.
 MINIATURE: dict[str, Any] = {
     "model.path": None,

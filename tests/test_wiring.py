@@ -16,7 +16,7 @@ from memrl.agents.agent_file import load_agent
 from memrl.config import TrainConfig, flatten
 from memrl.engine import distributed
 from memrl.model.lora import LoraLinear
-from tests import test_wiring_values
+from tests import test_turn_advantage, test_wiring_values
 from tests.recorded_run import BASE, MINIATURE, ONLY_DEFAULT, RecordedRun, make_inputs, recorded_run
 
 
@@ -82,7 +82,8 @@ TABLE: dict[str, Row | list[Row]] = {
     "rl.epochs": Row(1, {"updates", "rates", "micro-batches"}),
     "rl.baseline": Row("mean", {"advantages"}, {"rl.normalize_std": False}),
     "rl.normalize_std": Row(False, {"advantages"}),
-    "rl.credit": Row("final_only", {"weights"}),
+    "rl.credit": Row("final_only", {"turn advantages"}),
+    "rl.outcome_weight": Row(0.4, {"turn advantages", "reward metrics"}),
     "rl.loss": Row("ppo", {"weights"}),
     "rl.clip_low": Row(0.3, {"weights"}, {"rl.loss": "ppo"}),
     "rl.clip_high": Row(0.01, {"weights"}),
@@ -138,6 +139,9 @@ TABLE: dict[str, Row | list[Row]] = {
 }
 ELSEWHERE = {
     "resume": test_wiring_values.test_resume_reaches_the_folder,  # it needs a second run
+    # Without rewards of single turns they change nothing.
+    "rl.turn_return": test_turn_advantage.test_all_small_groups_reach_training_as_brute_force_says,
+    "rl.turn_discount": test_turn_advantage.test_all_small_groups_reach_training_as_brute_force_says,
     "data.allow_files": test_wiring_values.test_files_outside_the_datas_folder_are_read_with_leave_alone,  # without it, no run
 }
 
@@ -149,7 +153,8 @@ FOLLOWS: dict[str, set[str]] = {
     "start": {"weights"},
     "frozen start": {"weights"},
     "adapters": {"weights"},
-    "advantages": {"weights"},
+    "advantages": {"turn advantages"},
+    "turn advantages": {"weights"},
     "penalties": {"mean penalties"},
     "mean penalties": {"penalties", "advantages"},
     "update sizes": {"micro-batches", "weights"},
@@ -160,7 +165,7 @@ FOLLOWS: dict[str, set[str]] = {
     "caps": {"prompts", "rewards"},
     "seeds": {"prompts", "rewards"},
     "steps": {"weights", "questions", "updates", "logged rollouts"},
-    "logged rollouts": {"advantages", "penalties"},
+    "logged rollouts": {"advantages", "turn advantages", "penalties"},
     "validation caps": {"validation prompts", "validation scores"},
     "validation scores": {"warnings"},
     "validation steps": {"validation questions", "validation scores"},
@@ -244,6 +249,7 @@ def of_logs(run: RecordedRun) -> dict[str, Any]:
         "rewards": {line["step"]: line["group_rewards"] for line in rollouts},
         "penalties": [line["penalty"] for line in rollouts],
         "advantages": [line["advantage"] for line in rollouts],
+        "turn advantages": [[turn["advantage"] for turn in line["turns"]] for line in rollouts],
         "logged rollouts": len(rollouts),
         "report lengths": [[(entry["length"], entry["n"]) for entry in report] for report in reports],
         "report rows": [sampler.options["max_rows"] for sampler in run.report_samplers],

@@ -184,7 +184,7 @@ class Trainer:
         sampled = time.perf_counter()
         updates = self._update(step, assign_advantages(groups.kept, rl, self.agent))
         self._update_replica(f"after step {step + 1} the weights are")
-        metrics = {"step": step + 1} | rollout_metrics(groups) | update_metrics(updates)
+        metrics = {"step": step + 1} | rollout_metrics(groups, rl) | update_metrics(updates)
         finished = time.perf_counter()
         tokens = metrics["rollout/response_tokens"] * metrics["rollout/turns"]
         seconds = {
@@ -196,7 +196,7 @@ class Trainer:
         if distributed.rank() == 0:
             self.run.log("metrics.jsonl", metrics)
             self.run.log("timing.jsonl", {"step": step + 1} | seconds)
-            for record in rollout_records(step + 1, groups.kept, self.config.log.rollouts, self.tokenizer):
+            for record in rollout_records(step + 1, groups.kept, self.config.log.rollouts, self.tokenizer, rl):
                 self.run.log("rollouts.jsonl", record)
         if (warning := self._watch.check(metrics, groups.kept + groups.replaced)) is not None:
             warn(f"step {step + 1}: {warning}")
