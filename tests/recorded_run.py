@@ -30,10 +30,10 @@ from memrl.prompts import Prompts
 from memrl.rl.health import RunError
 from memrl.sampler import Sampler
 from memrl.scoring.reward_pool import RewardPool
-from memrl.scoring.reward_worker import judge, load_function
+from memrl.scoring.reward_worker import judge, load_function, read_by
 from memrl.training import miniature_report, run, trainer
 from memrl.training.checkpoint import RunFolder
-from memrl.types import Sample
+from memrl.types import Sample, Trajectory
 from tests.plain_deepspeed import PlainDeepSpeed, PlainEngine
 from tests.tiny_folder import PROMPTS, WORDS, make_tokenizer
 
@@ -276,9 +276,8 @@ class FakeRewards(RewardPool):
         self._function, self._on_error, self._printed, self._threads = function, on_error, set(), AtOnce()
         self._loaded = function and load_function(function)
 
-    def _call(self, response: str, sample: Sample) -> tuple[dict[str, float], str]:
-        reply = judge(self._loaded, response, list(sample.answers), sample.match, sample.metadata)
-        return reply["scores"], reply["error"]
+    def _call(self, trajectory: Trajectory, sample: Sample) -> dict:
+        return judge(self._loaded, *self._request(trajectory, sample, read_by(self._loaded) if self._loaded else "response"))
 
     def close(self) -> None:
         pass

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from memrl.config import RLOptions
 from memrl.rl.advantage import BASELINES, STD_EPS
+from memrl.rl.health import turn_reward_warning
 from memrl.rl.rollout import assign_advantages, has_signal
 from memrl.rl.turn_advantage import RETURNS, mixed_advantage, turn_advantages, turn_places, turn_returns
 from memrl.types import Group, Sample, Trajectory, Turn
@@ -243,6 +244,14 @@ def test_groups_do_not_mix_and_their_order_does_not_matter():
         groups = [make_group(rows[i], group_id=i) for i in order]
         turns = assign_advantages(groups, RLOptions(outcome_weight=0.0), AGENT)
         assert {i: [item.advantage for item in turns[i]] for i in turns} == {0: [2.0, -2.0], 1: [1.0, -1.0]}
+
+
+def test_rewards_of_turns_that_have_no_effect_and_ones_that_are_missing_are_said():
+    rewarded, silent = make_group([[("answer", 1.0)], [("answer", 0.0)]]), make_group([[("answer", 0.0)], [("answer", 0.0)]])
+    assert "so they have no effect" in (turn_reward_warning([silent, rewarded], RLOptions()) or "")
+    assert "no turn has a reward of its own" in (turn_reward_warning([silent], RLOptions(outcome_weight=0.5)) or "")
+    assert turn_reward_warning([silent], RLOptions()) is None
+    assert turn_reward_warning([rewarded], RLOptions(outcome_weight=0.5)) is None
 
 
 def test_the_trajectorys_advantage_stays_the_outcomes():

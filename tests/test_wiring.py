@@ -83,7 +83,7 @@ TABLE: dict[str, Row | list[Row]] = {
     "rl.baseline": Row("mean", {"advantages"}, {"rl.normalize_std": False}),
     "rl.normalize_std": Row(False, {"advantages"}),
     "rl.credit": Row("final_only", {"turn advantages"}),
-    "rl.outcome_weight": Row(0.4, {"turn advantages", "reward metrics"}),
+    "rl.outcome_weight": Row(0.4, {"turn advantages", "reward metrics", "warnings"}),
     "rl.loss": Row("ppo", {"weights"}),
     "rl.clip_low": Row(0.3, {"weights"}, {"rl.loss": "ppo"}),
     "rl.clip_high": Row(0.01, {"weights"}),

@@ -66,6 +66,22 @@ def first_update_warnings(
     return warnings
 
 
+def turn_reward_warning(groups: Iterable[Group], rl: RLOptions) -> str | None:
+    """What is wrong if turns have rewards of their own that are not trained on, or none where they should have."""
+    rewarded = any(turn.reward for group in groups for trajectory in group.trajectories for turn in trajectory.turns)
+    if rewarded and rl.outcome_weight == 1:
+        return (
+            "turns have rewards of their own, and rl.outcome_weight is 1, so they have no effect and are only logged "
+            "(rollouts.jsonl); set it below 1, for example to 0.8, to train on them"
+        )
+    if not rewarded and rl.outcome_weight < 1:
+        return (
+            f"rl.outcome_weight is {rl.outcome_weight:g}, and no turn has a reward of its own, so it only scales the advantages; "
+            "take a reward.function that returns one for each turn (docs/rewards.md), or set it to 1"
+        )
+    return None
+
+
 def first_not_finite(model: nn.Module) -> str | None:
     """The name of a parameter that holds NaN or infinity; None if there is none."""
     for name, parameter in model.named_parameters():

@@ -30,7 +30,7 @@ from memrl.kernels.attention import pick_attention
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import load_model, save_model
 from memrl.model.hf_config import read_config
-from memrl.rl.health import RunError, StepWatch, first_not_finite, first_update_warnings, on_all_ranks
+from memrl.rl.health import RunError, StepWatch, first_not_finite, first_update_warnings, on_all_ranks, turn_reward_warning
 from memrl.rl.metrics import rollout_metrics, update_metrics
 from memrl.rl.packing import TrainTurn
 from memrl.rl.reference import make_reference
@@ -72,6 +72,7 @@ class Trainer:
             RunError: the weights are not finite.
         """
         self.config, self.run, self.tokenizer, self.agent, self.rewards = config, run, tokenizer, agent, rewards
+        rewards.decode = tokenizer.decode
         self.source = make_source(config.data, config.rl.prompts_per_step, config.seed)
         training = self.source.samples if isinstance(self.source, FileSource) else ()
         self.validation_samples: list[Sample] = []
@@ -83,7 +84,7 @@ class Trainer:
         self._watch = StepWatch(config.reward, config.rl, config.log.flat_steps)
         self._skipped_in_a_row = 0
         self._last_sound: int | None = None  # step of the last checkpoint that was not saved between skipped optimizer steps
-        self._is_first_update, self._is_start = True, True
+        self._is_first_step, self._is_first_update, self._is_start = True, True, True
 
     def _check_inputs(self, training: Sequence[Sample], start: Path) -> None:
         """Raise ValueError now for what would otherwise end the run at its first long question or document."""
@@ -198,6 +199,9 @@ class Trainer:
             self.run.log("timing.jsonl", {"step": step + 1} | seconds)
             for record in rollout_records(step + 1, groups.kept, self.config.log.rollouts, self.tokenizer, rl):
                 self.run.log("rollouts.jsonl", record)
+        if self._is_first_step and (warning := turn_reward_warning(groups.kept, rl)) is not None:
+            warn(f"step {step + 1}: {warning}")
+        self._is_first_step = False
         if (warning := self._watch.check(metrics, groups.kept + groups.replaced)) is not None:
             warn(f"step {step + 1}: {warning}")
         return metrics, seconds
