@@ -91,7 +91,8 @@ class RewardOptions:
     """The reward function and the processes that run it."""
 
     function: str | None = None
-    """`FILE.py:NAME`, a function (response, answers, metadata) -> number; without one, the strict verifier."""
+    """`FILE.py:NAME`, a function (response, answers, metadata) -> number; without one, the strict verifier. One whose first
+    parameter is named trajectory sees all turns and may reward each (docs/rewards.md)."""
     workers: int = bounded(2, 1, 1024)
     """Processes that score trajectories on each rank, so that a slow function does not delay generation."""
     timeout_s: float = bounded(30.0, above=0, at_most=1e6)
@@ -103,6 +104,9 @@ class RewardOptions:
     reward/errors counts it."""
     max_failed_steps: int = bounded(3, 0)
     """End the run when all rewards failed for this many steps in a row; 0 never does."""
+    turns: Literal["none", "memory_gain"] = "none"
+    """Added to the rewards of single turns (rl.outcome_weight); memory_gain: how much more probable the gold answer is given the
+    memory after the turn than given the one before, in nats per token, for the current policy."""
 
 
 @dataclass

@@ -90,7 +90,7 @@ def test_the_denominators_are_those_of_a_batch_without_the_failed_trajectories(a
 
 
 def metrics_of(groups):
-    return rollout_metrics(StepGroups(groups, []), RLOptions())
+    return rollout_metrics(StepGroups(groups, []), RLOptions(), RewardOptions())
 
 
 def test_means_are_over_the_rewards_that_were_had_and_failures_are_counted():

@@ -55,6 +55,7 @@ async def memory_agent(llm: Session, sample: Sample, config: AgentConfig) -> Tra
         turn = await llm.chat(prompt, kind="memory", max_new_tokens=config.memory_tokens)
         turns.append(turn)
         memory = llm.content_ids(turn)
+        turn.memory = turn.text
     prompt = llm.render(prompts.answer, question=question, memory=memory)
     turns.append(await llm.chat(prompt, kind="answer", max_new_tokens=config.answer_tokens))
     return Trajectory(turns=turns, response=turns[-1].text, memory=llm.decode(memory))

@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from memrl.config import RLOptions
+from memrl.config import RewardOptions, RLOptions
 from memrl.engine import distributed
 from memrl.rl.rollout import StepGroups, has_signal
 from memrl.types import Trajectory, Turn
@@ -16,7 +16,7 @@ from memrl.types import Trajectory, Turn
 Fraction = tuple[float, int | None]
 
 
-def rollout_metrics(step_groups: StepGroups, rl: RLOptions) -> dict[str, float]:
+def rollout_metrics(step_groups: StepGroups, rl: RLOptions, reward: RewardOptions) -> dict[str, float]:
     """Means over everything that all ranks sampled, including groups that dynamic sampling replaced."""
     groups = step_groups.kept + step_groups.replaced
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -31,7 +31,7 @@ def rollout_metrics(step_groups: StepGroups, rl: RLOptions) -> dict[str, float]:
             "reward/strict": (sum(t.scores["strict"] for t in trajectories), len(trajectories)),
             "reward/lenient": (sum(t.scores["lenient"] for t in trajectories), len(trajectories)),
             "reward/errors": (sum(bool(t.error) for t in trajectories), None),
-            **({"reward/turn_mean": _turn_rewards(scored)} if rl.outcome_weight < 1 else {}),
+            **({"reward/turn_mean": _turn_rewards(scored)} if rl.outcome_weight < 1 or reward.turns != "none" else {}),
             "reward/signal": (sum(has_signal(group, rl) for group in groups), len(groups)),
             "reward/replaced_groups": (len(step_groups.replaced), None),
             "rollout/turns": (len(turns), None),

@@ -1,6 +1,6 @@
 """Sample trajectories from the current policy, and turn them into training turns."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -40,12 +40,16 @@ def collect_step(
     seed: int,
     step: int,
     question_indices: Iterable[int],
+    reward_turns: Callable[[list[Group]], None] = lambda groups: None,
 ) -> StepGroups:
     """Sample a group for each of the step's questions with the given indices, 0 to prompts_per_step - 1.
 
     With `dynamic_rounds` a group without signal is replaced by the group of another question, again and again up to that many
     times (dynamic sampling, DAPO, arXiv 2503.14476, section 3.2). The other question is a function of (seed, step, index, round),
     so there is no cursor to save, and the result does not depend on the number of ranks.
+
+    Args:
+        reward_turns: called with the groups of each round, before any of them is replaced; may change the rewards of their turns.
     """
     kept: dict[int, Group] = {}
     replaced = []
@@ -54,7 +58,9 @@ def collect_step(
         # Each round samples under group ids of its own, because a trajectory's random numbers depend on the id.
         offset = round_number * rl.prompts_per_step
         samples = {offset + index: source.sample(step, index, round_number) for index in flat}
-        for group in collect_groups(llm, samples, agent, rewards, group_size=rl.group_size, seed=seed, step=step):
+        groups = collect_groups(llm, samples, agent, rewards, group_size=rl.group_size, seed=seed, step=step)
+        reward_turns(groups)
+        for group in groups:
             group.id -= offset
             if group.id in kept:
                 replaced.append(kept[group.id])

@@ -31,6 +31,7 @@ from memrl.llm import Decoding, LocalLLM
 from memrl.model import load_model, save_model
 from memrl.model.hf_config import read_config
 from memrl.rl.health import RunError, StepWatch, first_not_finite, first_update_warnings, on_all_ranks, turn_reward_warning
+from memrl.rl.memory_gain import MemoryGain
 from memrl.rl.metrics import rollout_metrics, update_metrics
 from memrl.rl.packing import TrainTurn
 from memrl.rl.reference import make_reference
@@ -45,7 +46,7 @@ from memrl.training.inputs import check_questions, check_window, make_source
 from memrl.training.memory_plan import check_fits
 from memrl.training.rollout_log import rollout_records
 from memrl.training.validation import validate_policy, validation_samples
-from memrl.types import Sample
+from memrl.types import Group, Sample
 
 MAX_SKIPPED = 20  # optimizer steps in a row without a finite gradient
 
@@ -79,6 +80,7 @@ class Trainer:
         if config.validation.every:
             self.validation_samples = validation_samples(config.validation, config.data, config.seed, training)
         self._check_inputs(training, start)
+        self.memory_gain: MemoryGain | None = None
         self._load_models(start)
         self.llm = self._make_llm(Decoding(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k))
         self._watch = StepWatch(config.reward, config.rl, config.log.flat_steps)
@@ -122,6 +124,9 @@ class Trainer:
             share_prefixes=rollout.share_prefixes,
             attention=self.attention,
         )
+        if config.reward.turns == "memory_gain":
+            options = (rollout.temperature, rl.micro_batch_tokens, self.attention)
+            self.memory_gain = MemoryGain(self.replica, self.tokenizer, self.agent.prompts, *options)
         self._check_longest_turn(self.sampler.cache_tokens, "rollout.cache_gib has room for")
 
     def _make_llm(self, decoding: Decoding) -> LocalLLM:
@@ -179,13 +184,13 @@ class Trainer:
         rl = self.config.rl
         started = time.perf_counter()
         indices = range(distributed.rank(), rl.prompts_per_step, distributed.world_size())
-        options = {"seed": self.config.seed, "step": step, "question_indices": indices}
+        options = {"seed": self.config.seed, "step": step, "question_indices": indices, "reward_turns": self.reward_turns}
         groups = on_all_ranks(lambda: collect_step(self.llm, self.source, self.agent, self.rewards, rl, **options))
         self.sampler.release()  # the update needs the memory, and the cached keys and values belong to the old weights
         sampled = time.perf_counter()
         updates = self._update(step, assign_advantages(groups.kept, rl, self.agent))
         self._update_replica(f"after step {step + 1} the weights are")
-        metrics = {"step": step + 1} | rollout_metrics(groups, rl) | update_metrics(updates)
+        metrics = {"step": step + 1} | rollout_metrics(groups, rl, self.config.reward) | update_metrics(updates)
         finished = time.perf_counter()
         tokens = metrics["rollout/response_tokens"] * metrics["rollout/turns"]
         seconds = {
@@ -205,6 +210,12 @@ class Trainer:
         if (warning := self._watch.check(metrics, groups.kept + groups.replaced)) is not None:
             warn(f"step {step + 1}: {warning}")
         return metrics, seconds
+
+    def reward_turns(self, groups: list[Group]) -> None:
+        """Add the rewards of `reward.turns` to the turns of groups that were just sampled."""
+        if self.memory_gain is not None:
+            self.sampler.release()  # the forward passes need the memory
+            self.memory_gain.add_to(groups)
 
     def _update(self, step: int, turns: dict[int, list[TrainTurn]]) -> list[dict[str, float]]:
         """The batch's optimizer steps: `epochs` passes over the same updates."""
