@@ -12,7 +12,6 @@ from memrl.rl.health import turn_reward_warning
 from memrl.rl.rollout import assign_advantages, has_signal
 from memrl.rl.turn_advantage import RETURNS, mixed_advantage, turn_advantages, turn_places, turn_returns
 from memrl.types import Group, Sample, Trajectory, Turn
-from tests.test_rollout import AGENT
 
 Row = list[tuple[str, float]]  # kind and reward of each turn
 
@@ -28,7 +27,7 @@ def make_group(rows: list[Row], outcomes: list[float] | None = None, group_id: i
 def assigned(rows: list[Row], outcomes: list[float] | None = None, **options) -> list[list[float]]:
     """The advantages that training takes, by trajectory and turn."""
     group = make_group(rows, outcomes)
-    trained = iter(assign_advantages([group], RLOptions(**options), AGENT)[0])
+    trained = iter(assign_advantages([group], RLOptions(**options))[0])
     return [[next(trained).advantage for _ in trajectory.turns] for trajectory in group.trajectories]
 
 
@@ -212,14 +211,14 @@ def test_equal_outcomes_with_different_turn_rewards_are_a_signal_if_these_count(
     group = make_group([[("memory", 1.0), ("answer", 0.0)], [("memory", 0.0), ("answer", 0.0)]])
     assert not has_signal(group, RLOptions())
     assert has_signal(group, RLOptions(outcome_weight=0.9))
-    kept = assign_advantages([group], RLOptions(outcome_weight=0.9, drop_flat_groups=True), AGENT)
-    assert [len(kept[0]), assign_advantages([group], RLOptions(drop_flat_groups=True), AGENT)[0]] == [4, []]
+    kept = assign_advantages([group], RLOptions(outcome_weight=0.9, drop_flat_groups=True))
+    assert [len(kept[0]), assign_advantages([group], RLOptions(drop_flat_groups=True))[0]] == [4, []]
 
 
 def test_different_outcomes_are_no_signal_if_only_turns_count():
     group = make_group([[("answer", 1.0)], [("answer", 1.0)]], [0.0, 1.0])
     assert has_signal(group, RLOptions(outcome_weight=0.1)) and not has_signal(group, RLOptions(outcome_weight=0.0))
-    assert [item.advantage for item in assign_advantages([group], RLOptions(outcome_weight=0.0), AGENT)[0]] == [0.0, 0.0]
+    assert [item.advantage for item in assign_advantages([group], RLOptions(outcome_weight=0.0))[0]] == [0.0, 0.0]
 
 
 def test_a_turn_that_no_other_trajectory_has_is_no_signal_but_its_return_is():
@@ -233,7 +232,7 @@ def test_a_turn_that_no_other_trajectory_has_is_no_signal_but_its_return_is():
 def test_trajectories_without_a_reward_are_in_no_turns_baseline():
     group = make_group([[("memory", 1.0)], [("memory", 3.0)], [("memory", 100.0)]])
     group.trajectories[2].left_out = True
-    turns = assign_advantages([group], RLOptions(outcome_weight=0.0), AGENT)[0]
+    turns = assign_advantages([group], RLOptions(outcome_weight=0.0))[0]
     assert [item.advantage for item in turns] == [-1.0, 1.0]
     assert group.trajectories[2].turns[0].advantage == 0.0
 
@@ -242,7 +241,7 @@ def test_groups_do_not_mix_and_their_order_does_not_matter():
     rows = [[[("memory", 4.0)], [("memory", 0.0)]], [[("memory", 10.0)], [("memory", 8.0)]]]
     for order in ((0, 1), (1, 0)):
         groups = [make_group(rows[i], group_id=i) for i in order]
-        turns = assign_advantages(groups, RLOptions(outcome_weight=0.0), AGENT)
+        turns = assign_advantages(groups, RLOptions(outcome_weight=0.0))
         assert {i: [item.advantage for item in turns[i]] for i in turns} == {0: [2.0, -2.0], 1: [1.0, -1.0]}
 
 
@@ -256,5 +255,5 @@ def test_rewards_of_turns_that_have_no_effect_and_ones_that_are_missing_are_said
 
 def test_the_trajectorys_advantage_stays_the_outcomes():
     group = make_group([[("memory", 4.0)], [("memory", 0.0)]], [1.0, 0.0])
-    assign_advantages([group], RLOptions(outcome_weight=0.5), AGENT)
+    assign_advantages([group], RLOptions(outcome_weight=0.5))
     assert [(t.advantage, t.turns[0].advantage) for t in group.trajectories] == [(0.5, 1.25), (-0.5, -1.25)]

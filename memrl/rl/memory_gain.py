@@ -37,7 +37,14 @@ class MemoryGain:
         Args:
             temperature: of the rollouts.
             max_tokens: of one forward pass.
+
+        Raises:
+            ValueError: the prompt file has no answer prompt.
         """
+        if not prompts.answer:
+            raise ValueError(
+                "reward.turns memory_gain asks for the answer, but the file of agent.prompts has no `answer`; give it one"
+            )
         self.model, self.tokenizer, self.temperature = model, tokenizer, temperature
         self.max_tokens, self.attention = max_tokens, attention
         self.no_memory = prompts.no_memory
