@@ -46,6 +46,11 @@ def words(response, answers, metadata):
         raise ValueError("no reward for so many words")
     return float(len(response.split()) % 3)
 """
+TURN_REWARD = """
+def words(trajectory, answers, metadata):
+    counts = [len(turn.text.split()) for turn in trajectory.turns]
+    return {"reward": float(counts[-1] % 3), "turns": [count / 4 for count in counts]}
+"""
 NO_REWARD = "def words(response, answers, metadata):\n    raise ValueError('never a reward')\n"
 
 
@@ -84,6 +89,7 @@ def make_inputs(folder: Path) -> None:
         write_lines(folder / "tasks" / f"other_{name}.jsonl", lines[::-1])
     (folder / "reward.py").write_text(REWARD)
     (folder / "other_reward.py").write_text(REWARD.replace("% 3", "% 2"))
+    (folder / "turn_reward.py").write_text(TURN_REWARD)
     (folder / "no_reward.py").write_text(NO_REWARD)
     (folder / "flat_reward.py").write_text(REWARD.replace("% 3", "* 0"))
 
@@ -180,7 +186,7 @@ BASE: dict[str, Any] = {
 }
 # The loss needs whole distributions; adapters and offloaded weights exclude other settings; the rest is for the miniature alone.
 ONLY_DEFAULT = {"rollout.top_p", "rollout.top_k", "model.lora_rank", "model.lora_alpha", "engine.offload_params"}
-ONLY_DEFAULT |= {"rl.outcome_weight", "rl.turn_return", "rl.turn_discount"}
+ONLY_DEFAULT |= {"reward.turns", "rl.outcome_weight", "rl.turn_return", "rl.turn_discount"}  # a group would always have a signal
 # What makes the run a miniature of the smallest size.
 MINIATURE: dict[str, Any] = {
     "model.path": None,

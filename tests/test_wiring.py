@@ -16,7 +16,7 @@ from memrl.agents.agent_file import load_agent
 from memrl.config import TrainConfig, flatten
 from memrl.engine import distributed
 from memrl.model.lora import LoraLinear
-from tests import test_turn_advantage, test_wiring_values
+from tests import test_wiring_values
 from tests.recorded_run import BASE, MINIATURE, ONLY_DEFAULT, RecordedRun, make_inputs, recorded_run
 
 
@@ -37,6 +37,7 @@ BOTH = ("", "validation ")
 READING = {f"{kind}prompts" for kind in BOTH}
 GENERATED = MINIATURE | {"report.lengths": [], "validation.every": 0}
 START = {"start", "frozen start"}
+TURNS = {"reward.function": "turn_reward.py:words", "rl.outcome_weight": 0.6, "rl.dynamic_rounds": 0}
 LORA = {"model.lora_rank": 2}
 TABLE: dict[str, Row | list[Row]] = {
     "run_dir": Row("another", {"run folder"}),
@@ -75,6 +76,10 @@ TABLE: dict[str, Row | list[Row]] = {
     "reward.memory_gib": Row(6.0, {"reward memory_gib"}),
     "reward.on_error": Row("skip", {"reward on_error", "rewards", "validation scores", "warnings"}),
     "reward.max_failed_steps": Row(2, {"error", "checkpoints", "validation steps"}, {"reward.function": "no_reward.py:words"}),
+    "reward.turns": [
+        Row("memory_gain", {"turn rewards", "reward metrics", "warnings"}),
+        Row("memory_gain", {"turn rewards", "reward metrics"}, TURNS),
+    ],
     "rl.steps": Row(3, {"steps", "rates", "checkpoints", "validation steps"}),
     "rl.prompts_per_step": Row(3, {"questions", "rewards"}),
     "rl.group_size": Row(4, {"seeds", "rewards"}),
@@ -83,7 +88,9 @@ TABLE: dict[str, Row | list[Row]] = {
     "rl.baseline": Row("mean", {"advantages"}, {"rl.normalize_std": False}),
     "rl.normalize_std": Row(False, {"advantages"}),
     "rl.credit": Row("final_only", {"turn advantages"}),
-    "rl.outcome_weight": Row(0.4, {"turn advantages", "reward metrics", "warnings"}),
+    "rl.outcome_weight": Row(0.4, {"turn advantages"}, TURNS),
+    "rl.turn_return": Row("to_go", {"turn advantages"}, TURNS),
+    "rl.turn_discount": Row(0.5, {"turn advantages"}, TURNS | {"rl.turn_return": "to_go"}),
     "rl.loss": Row("ppo", {"weights"}),
     "rl.clip_low": Row(0.3, {"weights"}, {"rl.loss": "ppo"}),
     "rl.clip_high": Row(0.01, {"weights"}),
@@ -138,9 +145,6 @@ TABLE: dict[str, Row | list[Row]] = {
 }
 ELSEWHERE = {
     "resume": test_wiring_values.test_resume_reaches_the_folder,  # it needs a second run
-    # Without rewards of single turns they change nothing.
-    "rl.turn_return": test_turn_advantage.test_all_small_groups_reach_training_as_brute_force_says,
-    "rl.turn_discount": test_turn_advantage.test_all_small_groups_reach_training_as_brute_force_says,
     "data.allow_files": test_wiring_values.test_files_outside_the_datas_folder_are_read_with_leave_alone,  # without it, no run
 }
 
@@ -154,6 +158,7 @@ FOLLOWS: dict[str, set[str]] = {
     "adapters": {"weights"},
     "advantages": {"turn advantages"},
     "turn advantages": {"weights"},
+    "turn rewards": {"turn advantages", "reward metrics"},
     "penalties": {"mean penalties"},
     "mean penalties": {"penalties", "advantages"},
     "update sizes": {"micro-batches", "weights"},
@@ -248,6 +253,7 @@ def of_logs(run: RecordedRun) -> dict[str, Any]:
         "rewards": {line["step"]: line["group_rewards"] for line in rollouts},
         "penalties": [line["penalty"] for line in rollouts],
         "advantages": [line["advantage"] for line in rollouts],
+        "turn rewards": [turn["reward"] for line in rollouts for turn in line["turns"] if turn["reward"]],
         "turn advantages": [[turn["advantage"] for turn in line["turns"]] for line in rollouts],
         "logged rollouts": len(rollouts),
         "report lengths": [[(entry["length"], entry["n"]) for entry in report] for report in reports],
