@@ -46,10 +46,12 @@ def words(response, answers, metadata):
         raise ValueError("no reward for so many words")
     return float(len(response.split()) % 3)
 """
-TURN_REWARD = """
+TURN_REWARD = f"""
 def words(trajectory, answers, metadata):
     counts = [len(turn.text.split()) for turn in trajectory.turns]
-    return {"reward": float(counts[-1] % 3), "turns": [count / 4 for count in counts]}
+    if counts[-1] == {FAILING_WORDS}:
+        raise ValueError("no reward for so many words")
+    return {{"reward": float(counts[-1] % 3), "turns": [count / 4 for count in counts]}}
 """
 NO_REWARD = "def words(response, answers, metadata):\n    raise ValueError('never a reward')\n"
 

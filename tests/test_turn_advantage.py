@@ -247,7 +247,7 @@ def test_groups_do_not_mix_and_their_order_does_not_matter():
 
 def test_rewards_of_turns_that_have_no_effect_and_ones_that_are_missing_are_said():
     rewarded, silent = make_group([[("answer", 1.0)], [("answer", 0.0)]]), make_group([[("answer", 0.0)], [("answer", 0.0)]])
-    assert "so they have no effect" in (turn_reward_warning([silent, rewarded], RLOptions()) or "")
+    assert "have no effect on training" in (turn_reward_warning([silent, rewarded], RLOptions()) or "")
     assert "no turn has a reward of its own" in (turn_reward_warning([silent], RLOptions(outcome_weight=0.5)) or "")
     assert turn_reward_warning([silent], RLOptions()) is None
     assert turn_reward_warning([rewarded], RLOptions(outcome_weight=0.5)) is None

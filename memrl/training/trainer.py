@@ -30,7 +30,15 @@ from memrl.kernels.attention import pick_attention
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import load_model, save_model
 from memrl.model.hf_config import longest_text, read_config
-from memrl.rl.health import RunError, StepWatch, first_not_finite, first_update_warnings, on_all_ranks, turn_reward_warning
+from memrl.rl.health import (
+    NO_EFFECT,
+    RunError,
+    StepWatch,
+    first_not_finite,
+    first_update_warnings,
+    on_all_ranks,
+    turn_reward_warning,
+)
 from memrl.rl.memory_gain import MemoryGain
 from memrl.rl.metrics import rollout_metrics, update_metrics
 from memrl.rl.packing import TrainTurn
@@ -87,6 +95,9 @@ class Trainer:
         self._skipped_in_a_row = 0
         self._last_sound: int | None = None  # step of the last checkpoint that was not saved between skipped optimizer steps
         self._is_first_step, self._is_first_update, self._is_start = True, True, True
+        if self.memory_gain is not None and config.rl.outcome_weight == 1:
+            warn(f"reward.turns gives turns rewards of their own; {NO_EFFECT}")
+            self._is_first_step = False  # it would say so too
 
     def _check_inputs(self, training: Sequence[Sample], start: Path) -> None:
         """Raise ValueError now for what would otherwise end the run at its first long question or document."""
