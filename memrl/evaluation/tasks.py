@@ -183,7 +183,7 @@ class GeneratedTask(Task):
 def make_tasks(
     names: Sequence[str], tokenizer: Tokenizer, agent: AgentConfig, files: RulerFiles | None = None, allow_files: bool = False
 ) -> list[Task]:
-    """Tasks by name, or from the path of a file of samples; `ruler` stands for RULER's thirteen, `bench` for the bench's five, and
+    """Tasks by name, or from the path of a file of samples; `ruler` stands for RULER's thirteen, `bench` for its five, and
     the names of `longtasks.GROUPS` for their tasks.
 
     The bench is in English unless the tokenizer is the miniature's.
