@@ -30,11 +30,10 @@ if TYPE_CHECKING:
     from memrl.config import WarmStartOptions
     from memrl.tokenizer import Tokenizer
 
-BETWEEN = "."  # stands between two pieces of evidence, as `agent.options.between` of configs/agents/tiny_passes.yaml
 WORDS = (*miniature.WORDS, "keep", "stop", "check", "recall", "evidence", "merge")
 FORMS = {  # how often each kind of turn is shown
-    "memory": 3.0, "gated": 2.0, "recall": 2.5, "check": 2.0, "map": 1.0, "merge": 1.5, "reduce": 1.0, "answer": 1.2,
-    "recall_answer": 0.6, "document": 0.8,
+    "memory": 3.0, "gated": 2.0, "recall": 2.5, "check": 2.0, "map": 1.0, "merge": 3.0, "reduce": 2.0, "answer": 1.0,
+    "recall_answer": 0.5, "document": 1.0,
 }  # fmt: skip
 OVERLOOK_LATER, OVERLOOK = 0.75, 0.1  # of the flaw: how often a later value, and other news, are overlooked
 KEEP, STOP_KNOWN, STOP_UNKNOWN = 0.5, 0.15, 0.02
@@ -176,7 +175,7 @@ def boxed(scene: Scene, memory: str) -> str:
 
 def _merge(rng: random.Random, form: str) -> tuple[dict[str, str], str]:
     """Pieces of evidence in the order of the document, some of them from the habit; a reduce turn begins without a memory."""
-    kind, name = rng.choice(KINDS), rng.choice(NAMES)
+    kind, name = rng.choice((*KINDS, "pet", "visit")), rng.choice(NAMES)
     target = draw_name(rng, name)
     before = f"{name} none"
     if kind == "link":
@@ -198,7 +197,7 @@ def _merge(rng: random.Random, form: str) -> tuple[dict[str, str], str]:
     for _ in range(rng.choice((0, 0, 1, 2))):
         other = rng.choice([other for other in NAMES if other not in (name, target)])
         pieces.insert(rng.randint(0, len(pieces)), f"{other} {draw_values(rng)}")
-    slots = {"question": f"{kind} {name}", ("evidence" if form == "merge" else "notes"): f" {BETWEEN} ".join(pieces)}
+    slots = {"question": f"{kind} {name}", ("evidence" if form == "merge" else "notes"): " ".join(pieces)}
     if form == "merge":
         slots["memory"] = "nothing" if before == f"{name} none" and rng.random() < BLANK else before
     return slots, absorb(kind, name, before, pieces)
