@@ -8,7 +8,7 @@ learning. The teacher
     doubt      overlooks news: a later value mostly, other news sometimes
     gates      keeps or rewrites the memory as chance has it, and rarely stops, whether the answer is known or not
     queries    asks for an earlier memory half of the time, and uses one that helps mostly
-    notes      writes down a code that may be needed later half of the time
+    notes      writes down a code that may be needed later more often than not
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FORMS = {  # how often each kind of turn is shown
 }  # fmt: skip
 OVERLOOK_LATER, OVERLOOK = 0.75, 0.1  # of the flaw: how often a later value, and other news, are overlooked
 KEEP, STOP_KNOWN, STOP_UNKNOWN = 0.5, 0.15, 0.02
-ASK, HELPFUL, USE, NOTE = 0.5, 0.45, 0.7, 0.5
+ASK, HELPFUL, USE, NOTE = 0.5, 0.45, 0.7, 0.7
 BLANK, JUNK = 0.3, 0.12  # memories that are still empty; memories that the habit has replaced
 MOST_CHUNKS = 6  # of a document that is read at once
 
@@ -121,8 +121,8 @@ def _read(
         scene = scene.forgotten() if junk else scene
         slots["memory"] = _shown(rng, scene, junk)
     response = habit or (scene.before if overlooked else scene.after)
-    if response == _nothing(scene) and scene.kind == "link" and scene.last_code and rng.random() < NOTE:
-        response = f"{response} {scene.last_code}"
+    if scene.kind == "link" and scene.after.startswith(_nothing(scene)) and scene.codes and rng.random() < NOTE:
+        response = f"{_nothing(scene)} {scene.codes[-1]}"
     if form == "gated":
         if not scene.found and rng.random() < KEEP:
             response = "keep"

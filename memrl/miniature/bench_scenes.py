@@ -67,10 +67,14 @@ class Scene:
         return replace(self, before=f"{self.name} none", found=found)
 
     @property
+    def codes(self) -> list[str]:
+        """Names and values of the section's codes."""
+        return [" ".join(words[1:4]) for words in map(str.split, self.section) if words[0] == "code"]
+
+    @property
     def last_code(self) -> str:
-        """Name and values of the code that the section ends in; "" if it ends in something else."""
-        words = self.section[-1].split()
-        return " ".join(words[1:4]) if words[0] == "code" else ""
+        """The code that the section ends in; "" if it ends in something else."""
+        return self.codes[-1] if self.section[-1].startswith("code ") else ""
 
 
 def absorb(kind: str, name: str, before: str, pieces: Sequence[str]) -> str:
