@@ -5,16 +5,17 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 
-from memrl.agents import AgentConfig, memory_agent
+from memrl.agents import AgentConfig, run_agent
 from memrl.config import DataOptions, ValidationOptions
 from memrl.data import load_samples
-from memrl.data.needle import make_sample
+from memrl.data.generated import generator
 from memrl.engine import distributed
 from memrl.llm import LocalLLM
 from memrl.rl.health import on_all_ranks
 from memrl.rl.metrics import means_over_ranks, truncated
 from memrl.scoring.reward_pool import RewardPool
 from memrl.types import Sample, Trajectory
+from memrl.utils.plain_text import reason_of
 from memrl.utils.seeds import row_seed
 
 STREAM = 7_000_003  # keeps documents and random numbers of validation apart from those of training and of the report
@@ -27,7 +28,7 @@ def validation_samples(options: ValidationOptions, data: DataOptions, seed: int,
         training: the samples of data.path; if validation.path is the same file, they are used instead of reading it again.
     """
     if options.path is None:
-        return [make_sample(data.max_chunks, row_seed(STREAM, seed, i)) for i in range(options.samples)]
+        return [generator(data.tasks, i)(data.max_chunks, row_seed(STREAM, seed, i)) for i in range(options.samples)]
     samples = training if training and options.path == data.path else load_samples(options.path, data.allow_files)
     return list(islice(samples, options.samples))
 
@@ -50,7 +51,10 @@ def validate_policy(
     started = time.perf_counter()
 
     async def read(index: int, repeat: int) -> Trajectory:
-        trajectory = await memory_agent(llm.session(STREAM, seed, index, repeat), samples[index], agent)
+        try:
+            trajectory = await run_agent(llm.session(STREAM, seed, index, repeat), samples[index], agent)
+        except Exception as error:
+            return rewards.leave_out(f"agent {agent.function}: {reason_of(error)}")
         await rewards.score(trajectory, samples[index])
         return trajectory
 
