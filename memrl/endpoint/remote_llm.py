@@ -37,14 +37,14 @@ from memrl.endpoint.failures import (
 )
 from memrl.endpoint.replies import Completion, read_bounded, read_completion, read_model_names
 from memrl.llm import BaseSession
-from memrl.prompts import PromptTemplate
+from memrl.prompts import SLOTS, PromptTemplate
 from memrl.types import Turn
 from memrl.utils.plain_text import printable
 from memrl.utils.seeds import row_seed
 from memrl.utils.task_pool import TaskPool
 
 if TYPE_CHECKING:
-    from memrl.llm import Decoding
+    from memrl.llm import Decoding, OnMemory, OnTurn
     from memrl.tokenizer import TextTokenizer
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class RemoteLLM:
             model: its name on the server.
             tokenizer: of the served model; with another one, chunks and caps count that one's tokens.
             system: system message; None sends none.
-            concurrency: agents to run at a time, each with one request in flight.
+            concurrency: agents to run at a time, and requests in flight.
             timeout: seconds for one request, from sending it to the last byte of the answer.
             tries: attempts per answer while the server is unreachable, busy or broken; none begins later than 15 minutes after
                 the first.
@@ -102,7 +102,9 @@ class RemoteLLM:
         self.usage: Counter[str] = Counter()
         self.tokenizer, self.concurrency = tokenizer, concurrency
         self.encode = lru_cache(maxsize=16)(tokenizer.encode)  # as in `LocalLLM`
-        self.template = lru_cache(maxsize=None)(lambda text: PromptTemplate(text, _UserMessage(tokenizer)))
+        self.template = lru_cache(maxsize=None)(
+            lambda text, slots=SLOTS: PromptTemplate(text, _UserMessage(tokenizer), slots=slots)
+        )
         # Parameters that can be omitted without changing the request (1 is the default of temperature and top_p, and max_tokens
         # has another name) or, for the seed, with the loss of reproducibility.
         self._optional = ["seed", "max_tokens", *(name for name in ("temperature", "top_p") if getattr(decoding, name) == 1.0)]
@@ -110,9 +112,9 @@ class RemoteLLM:
         self._answered = self._lost_in_a_row = 0
         self._said_at = -SAY_EVERY_S
 
-    def session(self, *identity: int, on_turn: Callable[[Turn], None] | None = None) -> RemoteSession:
+    def session(self, *identity: int, on_turn: OnTurn | None = None, on_memory: OnMemory | None = None) -> RemoteSession:
         """A session for one trajectory. The seeds that are sent depend on `identity` alone, as in `LocalLLM`."""
-        return RemoteSession(self, identity, on_turn)
+        return RemoteSession(self, identity, on_turn, on_memory)
 
     def run(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int | None = None) -> list[T]:
         """Run the coroutines, at most `concurrency` at a time; an EndpointError if the server cannot be reached any more."""
@@ -120,6 +122,7 @@ class RemoteLLM:
 
     async def _run(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int) -> list[T]:
         tasks = TaskPool(agents, concurrency)
+        self._free = asyncio.Semaphore(concurrency)
         async with self._open_client() as self._client:
             try:
                 while tasks.start():
@@ -188,9 +191,10 @@ class RemoteLLM:
 
     async def complete(self, text: str, max_new_tokens: int, seed: int) -> tuple[str, str]:
         """The answer to one user message, and its finish reason: "stop" or "length"."""
-        completion = await self._retry(
-            lambda: self._create(text, max_new_tokens, seed, self.timeout), seed, self.tries, self.timeout
-        )
+        async with self._free:
+            completion = await self._retry(
+                lambda: self._create(text, max_new_tokens, seed, self.timeout), seed, self.tries, self.timeout
+            )
         self.usage.update(prompt_tokens=completion.prompt_tokens, completion_tokens=completion.completion_tokens)
         answer, longest = self.redact(completion.text), LONGEST_TOKEN * max_new_tokens
         # Text that cannot have so few tokens: the server ignores the cap, and the rest would take memory in every later step.
@@ -291,7 +295,7 @@ class RemoteSession(BaseSession[RemoteLLM]):
         """
         text, finish_reason = await self._llm.complete(self.decode(prompt_ids), max_new_tokens, self._next_seed())
         response_ids = self._llm.tokenizer.encode(text)[:max_new_tokens] if text else []
-        return self._report(Turn(kind, prompt_ids, response_ids, [], finish_reason, text))
+        return self._report(Turn(kind, prompt_ids, response_ids, [], finish_reason, text, max_new_tokens))
 
 
 class _UserMessage:
