@@ -13,14 +13,14 @@ from typing import cast
 import pytest
 import torch
 
-from memrl.agents import AgentConfig, memory_agent
+from memrl.agents import make_config, memory_agent
 from memrl.commands.train import parse
 from memrl.data.needle import build_tokenizer, make_sample
 from memrl.engine import distributed
 from memrl.engine.deepspeed_engine import Engine, learning_rate_factor
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import PackedContext
-from memrl.prompts import PromptTemplate, load_prompts
+from memrl.prompts import PromptTemplate
 from memrl.rl.packing import TrainTurn, pack_turns
 from memrl.rl.reference import Reference
 from memrl.rl.rollout import assign_advantages
@@ -35,7 +35,7 @@ FILE = Path(__file__).resolve().parent.parent / "docs" / "one_file.py"
 TEXT = FILE.read_text(encoding="utf-8")
 CONFIG = parse([])  # configs/tiny.yaml
 LIMITS = ("chunk_tokens", "memory_tokens", "answer_tokens", "question_tokens")
-AGENT = AgentConfig(load_prompts(CONFIG.agent.prompts), **{name: getattr(CONFIG.agent, name) for name in LIMITS})
+AGENT = make_config(CONFIG.agent.prompts, **{name: getattr(CONFIG.agent, name) for name in LIMITS})
 NAMES = {  # of parameters, the file's and the package's
     "embed": "model.embed_tokens",
     "layers": "model.layers",
@@ -224,7 +224,7 @@ def test_rewards_are_the_strict_verifiers(one, tokenizer):
 
 def test_advantages_are_the_same(one, readings):
     groups = package_groups(one, readings)
-    assign_advantages(groups, CONFIG.rl, AGENT)
+    assign_advantages(groups, CONFIG.rl)
     expected = [trajectory.advantage for group in groups for trajectory in group.trajectories]
     assert [reading.advantage for reading in readings] == pytest.approx(expected, abs=1e-7)
     assert len(set(expected)) > 5
@@ -235,7 +235,7 @@ def test_the_gradient_of_an_optimizer_step_is_the_same(one, start, readings, mon
     start = copy.deepcopy(start).double()
     policy = disturbed(start, 0.02, seed=3)
     twin, rl = package_copy(policy).double(), replace(CONFIG.rl, micro_batch_tokens=1500)
-    turns = [turn for part in assign_advantages(package_groups(one, readings), rl, AGENT).values() for turn in part]
+    turns = [turn for part in assign_advantages(package_groups(one, readings), rl).values() for turn in part]
     update = prepare_update(turns, rl)
     assert update is not None and len(update.batches) > 2
     engine = cast(Engine, PlainEngine(twin))

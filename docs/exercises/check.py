@@ -148,7 +148,7 @@ def package_read(question, document, nothing, generate, chunk_tokens, memory_tok
             return memory_ids
 
     listener: Any = Listener()
-    texts = Prompts("{question} {memory} {section}", "{question} {memory}", listener.decode(nothing))
+    texts = Prompts(memory="{question} {memory} {section}", answer="{question} {memory}", no_memory=listener.decode(nothing))
     sample = Sample("exercise", listener.decode(question), listener.decode(document))
     config = AgentConfig(texts, chunk_tokens=chunk_tokens, memory_tokens=memory_tokens, answer_tokens=1, question_tokens=9)
     asyncio.run(memory_agent(listener, sample, config))
