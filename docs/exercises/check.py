@@ -21,16 +21,16 @@ from torch import Tensor
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent.parent))
 
-from memrl.agents import AgentConfig, memory_agent  # noqa: E402
-from memrl.kernels.elementwise import apply_rope  # noqa: E402
-from memrl.kernels.logprob import token_logprobs  # noqa: E402
-from memrl.model import PackedContext  # noqa: E402
-from memrl.prompts import Prompts  # noqa: E402
-from memrl.rl.advantage import group_advantages  # noqa: E402
-from memrl.rl.aggregation import token_weights  # noqa: E402
-from memrl.rl.loss import LossOptions, clipped_surrogate, k3, policy_loss  # noqa: E402
-from memrl.rl.packing import MicroBatch, TrainTurn, pack_turns  # noqa: E402
-from memrl.types import Sample, Turn  # noqa: E402
+from memrl.agents import AgentConfig, memory_agent
+from memrl.kernels.elementwise import apply_rope
+from memrl.kernels.logprob import token_logprobs
+from memrl.model import PackedContext
+from memrl.prompts import Prompts
+from memrl.rl.advantage import group_advantages
+from memrl.rl.aggregation import token_weights
+from memrl.rl.loss import LossOptions, clipped_surrogate, k3, policy_loss
+from memrl.rl.packing import MicroBatch, TrainTurn, pack_turns
+from memrl.types import Sample, Turn
 
 TRIALS = 20
 END = 1
