@@ -30,10 +30,10 @@ from memrl.prompts import Prompts
 from memrl.rl.health import RunError
 from memrl.sampler import Sampler
 from memrl.scoring.reward_pool import RewardPool
-from memrl.scoring.reward_worker import judge, load_function
+from memrl.scoring.reward_worker import judge, load_function, read_by
 from memrl.training import miniature_report, run, trainer
 from memrl.training.checkpoint import RunFolder
-from memrl.types import Sample
+from memrl.types import Sample, Trajectory
 from tests.plain_deepspeed import PlainDeepSpeed, PlainEngine
 from tests.tiny_folder import PROMPTS, WORDS, make_tokenizer
 
@@ -46,7 +46,17 @@ def words(response, answers, metadata):
         raise ValueError("no reward for so many words")
     return float(len(response.split()) % 3)
 """
+TURN_REWARD = f"""
+def words(trajectory, answers, metadata):
+    counts = [len(turn.text.split()) for turn in trajectory.turns]
+    if counts[-1] == {FAILING_WORDS}:
+        raise ValueError("no reward for so many words")
+    return {{"reward": float(counts[-1] % 3), "turns": [count / 4 for count in counts]}}
+"""
 NO_REWARD = "def words(response, answers, metadata):\n    raise ValueError('never a reward')\n"
+
+
+AGENT = Path(__file__).with_name("own_agent.py").read_text()
 
 
 def make_inputs(folder: Path) -> None:
@@ -82,8 +92,11 @@ def make_inputs(folder: Path) -> None:
         lines[-1]["file"] = str(document)
         write_lines(folder / "tasks" / f"{name}.jsonl", lines)
         write_lines(folder / "tasks" / f"other_{name}.jsonl", lines[::-1])
+    (folder / "agents.py").write_text(AGENT)
+    (folder / "other_agents.py").write_text(AGENT.replace('ORDER = "forwards"', 'ORDER = "backwards"'))
     (folder / "reward.py").write_text(REWARD)
     (folder / "other_reward.py").write_text(REWARD.replace("% 3", "% 2"))
+    (folder / "turn_reward.py").write_text(TURN_REWARD)
     (folder / "no_reward.py").write_text(NO_REWARD)
     (folder / "flat_reward.py").write_text(REWARD.replace("% 3", "* 0"))
 
@@ -111,6 +124,9 @@ BASE: dict[str, Any] = {
     "data.path": "tasks/data.jsonl",
     "data.allow_files": True,
     "data.shuffle": False,
+    "agent.function": "agents.py:read",
+    "agent.caps": {"check": 99},
+    "agent.options": {"twice": False},
     "agent.prompts": "prompts.yaml",
     "agent.chunk_tokens": 5,
     "agent.memory_tokens": 4,
@@ -179,7 +195,15 @@ BASE: dict[str, Any] = {
     "log.wandb_project": "project",
 }
 # The loss needs whole distributions; adapters and offloaded weights exclude other settings; the rest is for the miniature alone.
-ONLY_DEFAULT = {"rollout.top_p", "rollout.top_k", "model.lora_rank", "model.lora_alpha", "engine.offload_params"}
+ONLY_DEFAULT = {
+    "model.miniature",
+    "rollout.top_p",
+    "rollout.top_k",
+    "model.lora_rank",
+    "model.lora_alpha",
+    "engine.offload_params",
+}
+ONLY_DEFAULT |= {"reward.turns", "rl.outcome_weight", "rl.turn_return", "rl.turn_discount"}  # a group would always have a signal
 # What makes the run a miniature of the smallest size.
 MINIATURE: dict[str, Any] = {
     "model.path": None,
@@ -192,6 +216,7 @@ MINIATURE: dict[str, Any] = {
     "rl.steps": 1,
     "data.min_chunks": 1,
     "data.max_chunks": 3,
+    "data.tasks": ["needle", "needle"],
     "warm_start.quote_steps": 1,
     "warm_start.teach_steps": 2,
     "warm_start.flaw": 0.5,
@@ -201,7 +226,7 @@ MINIATURE: dict[str, Any] = {
     "report.samples_long": 1,
     "report.max_rows": 33,
 }
-FILES = ("model.path", "data.path", "agent.prompts", "reward.function", "validation.path")
+FILES = ("model.path", "agent.function", "data.path", "agent.prompts", "reward.function", "validation.path")
 
 
 def make_config(folder: Path, settings: dict[str, Any]) -> TrainConfig:
@@ -274,9 +299,8 @@ class FakeRewards(RewardPool):
         self._function, self._on_error, self._printed, self._threads = function, on_error, set(), AtOnce()
         self._loaded = function and load_function(function)
 
-    def _call(self, response: str, sample: Sample) -> tuple[dict[str, float], str]:
-        reply = judge(self._loaded, response, list(sample.answers), sample.match, sample.metadata)
-        return reply["scores"], reply["error"]
+    def _call(self, trajectory: Trajectory, sample: Sample) -> dict:
+        return judge(self._loaded, *self._request(trajectory, sample, read_by(self._loaded) if self._loaded else "response"))
 
     def close(self) -> None:
         pass

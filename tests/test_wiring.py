@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
-from memrl.agents.agent_file import load_agent
+from memrl.agents import AgentConfig
+from memrl.agents.agent_file import FILE_NAME, load_agent
 from memrl.config import TrainConfig, flatten
 from memrl.engine import distributed
 from memrl.model.lora import LoraLinear
@@ -37,6 +39,7 @@ BOTH = ("", "validation ")
 READING = {f"{kind}prompts" for kind in BOTH}
 GENERATED = MINIATURE | {"report.lengths": [], "validation.every": 0}
 START = {"start", "frozen start"}
+TURNS = {"reward.function": "turn_reward.py:words", "rl.outcome_weight": 0.6, "rl.dynamic_rounds": 0}
 LORA = {"model.lora_rank": 2}
 TABLE: dict[str, Row | list[Row]] = {
     "run_dir": Row("another", {"run folder"}),
@@ -56,7 +59,11 @@ TABLE: dict[str, Row | list[Row]] = {
     "data.path": Row("tasks/other_data.jsonl", {"inputs", "questions"}),
     "data.min_chunks": Row(9, {"documents"}, GENERATED | {"data.max_chunks": 9}),
     "data.max_chunks": Row(4, {"documents", "validation documents", "trained to"}, MINIATURE),
+    "data.tasks": Row(["bench_update"], {"questions", "validation questions", "report documents"}, MINIATURE),
     "data.shuffle": Row(True, {"questions"}),
+    "agent.function": Row("other_agents.py:read", {"agent function", "inputs", *READING}),
+    "agent.caps": Row({"check": 2}, {"agent caps", "caps", "validation caps"}),
+    "agent.options": Row({"twice": True}, {"agent options", "documents", "validation documents", *READING}),
     "agent.prompts": Row("other_prompts.yaml", {"agent prompts", "inputs", *READING}),
     "agent.chunk_tokens": Row(6, {"agent chunk_tokens", "documents", "validation documents"}),
     "agent.memory_tokens": Row(5, {"agent memory_tokens", "caps", "validation caps"}),
@@ -75,6 +82,10 @@ TABLE: dict[str, Row | list[Row]] = {
     "reward.memory_gib": Row(6.0, {"reward memory_gib"}),
     "reward.on_error": Row("skip", {"reward on_error", "rewards", "validation scores", "warnings"}),
     "reward.max_failed_steps": Row(2, {"error", "checkpoints", "validation steps"}, {"reward.function": "no_reward.py:words"}),
+    "reward.turns": [
+        Row("memory_gain", {"turn rewards", "reward metrics", "warnings"}),
+        Row("memory_gain", {"turn rewards", "reward metrics"}, TURNS),
+    ],
     "rl.steps": Row(3, {"steps", "rates", "checkpoints", "validation steps"}),
     "rl.prompts_per_step": Row(3, {"questions", "rewards"}),
     "rl.group_size": Row(4, {"seeds", "rewards"}),
@@ -82,7 +93,10 @@ TABLE: dict[str, Row | list[Row]] = {
     "rl.epochs": Row(1, {"updates", "rates", "micro-batches"}),
     "rl.baseline": Row("mean", {"advantages"}, {"rl.normalize_std": False}),
     "rl.normalize_std": Row(False, {"advantages"}),
-    "rl.credit": Row("final_only", {"weights"}),
+    "rl.credit": Row("final_only", {"turn advantages"}),
+    "rl.outcome_weight": Row(0.4, {"turn advantages"}, TURNS),
+    "rl.turn_return": Row("to_go", {"turn advantages"}, TURNS),
+    "rl.turn_discount": Row(0.5, {"turn advantages"}, TURNS | {"rl.turn_return": "to_go"}),
     "rl.loss": Row("ppo", {"weights"}),
     "rl.clip_low": Row(0.3, {"weights"}, {"rl.loss": "ppo"}),
     "rl.clip_high": Row(0.01, {"weights"}),
@@ -136,6 +150,7 @@ TABLE: dict[str, Row | list[Row]] = {
     "report.max_rows": Row(34, {"report rows"}, MINIATURE),
 }
 ELSEWHERE = {
+    "model.miniature": test_wiring_values.test_the_miniatures_name_chooses_its_start,  # the others have other prompts
     "resume": test_wiring_values.test_resume_reaches_the_folder,  # it needs a second run
     "data.allow_files": test_wiring_values.test_files_outside_the_datas_folder_are_read_with_leave_alone,  # without it, no run
 }
@@ -148,7 +163,9 @@ FOLLOWS: dict[str, set[str]] = {
     "start": {"weights"},
     "frozen start": {"weights"},
     "adapters": {"weights"},
-    "advantages": {"weights"},
+    "advantages": {"turn advantages"},
+    "turn advantages": {"weights"},
+    "turn rewards": {"turn advantages", "reward metrics"},
     "penalties": {"mean penalties"},
     "mean penalties": {"penalties", "advantages"},
     "update sizes": {"micro-batches", "weights"},
@@ -159,7 +176,7 @@ FOLLOWS: dict[str, set[str]] = {
     "caps": {"prompts", "rewards"},
     "seeds": {"prompts", "rewards"},
     "steps": {"weights", "questions", "updates", "logged rollouts"},
-    "logged rollouts": {"advantages", "penalties"},
+    "logged rollouts": {"advantages", "turn advantages", "penalties"},
     "validation caps": {"validation prompts", "validation scores"},
     "validation scores": {"warnings"},
     "validation steps": {"validation questions", "validation scores"},
@@ -189,8 +206,18 @@ def record(run: RecordedRun) -> dict[str, Any]:
     found |= {f"sampler {name}": value for name, value in run.sampler.options.items() if name != "attention"}
     found |= {f"reward {name}": value for name, value in run.rewards.arguments.items()}
     found |= of_policy(run) | of_logs(run)
-    found |= {f"agent {name}": value for name, value in vars(load_agent(run.folder / "model")).items()}
+    agent = saved_agent(run)
+    found |= {f"agent {name}": value for name, value in vars(agent).items()} | {"agent options": agent.options_dict()}
     return found | {f"tracker {name}": value for name, value in run.tracker.options.items()}
+
+
+def saved_agent(run: RecordedRun) -> AgentConfig:
+    """The agent in the trained model's folder, which names the user's file and does not run it by itself."""
+    folder = run.folder / "model"
+    named = yaml.safe_load((folder / FILE_NAME).read_text())["function"]
+    with pytest.raises(ValueError, match=f"--agent.function {named}"):
+        load_agent(folder)
+    return load_agent(folder, function=named)
 
 
 def of_requests(run: RecordedRun, requests: list) -> dict[str, Any]:
@@ -243,6 +270,8 @@ def of_logs(run: RecordedRun) -> dict[str, Any]:
         "rewards": {line["step"]: line["group_rewards"] for line in rollouts},
         "penalties": [line["penalty"] for line in rollouts],
         "advantages": [line["advantage"] for line in rollouts],
+        "turn rewards": [turn["reward"] for line in rollouts for turn in line["turns"] if turn["reward"]],
+        "turn advantages": [[turn["advantage"] for turn in line["turns"]] for line in rollouts],
         "logged rollouts": len(rollouts),
         "report lengths": [[(entry["length"], entry["n"]) for entry in report] for report in reports],
         "report rows": [sampler.options["max_rows"] for sampler in run.report_samplers],
