@@ -9,7 +9,8 @@ from memrl.types import Sample
 from tests.agent_script import kinds, memories, prompts_of, run_agent
 from tests.test_tokenizer import character_tokenizer
 
-PROMPTS = Prompts(memory="Q={question};M={memory};S={section};", answer="Q={question};M={memory};A", no_memory="nothing")
+TEXTS = {"gated": "Q={question};M={memory};S={section};"}
+PROMPTS = Prompts(answer="Q={question};M={memory};A", no_memory="nothing", texts=TEXTS)
 CONFIG = AgentConfig(PROMPTS, chunk_tokens=10, memory_tokens=80, answer_tokens=5, question_tokens=20, options=Options())
 WORDS = AgentConfig(PROMPTS, chunk_tokens=10, memory_tokens=30, answer_tokens=5, question_tokens=20, options=Options(tags=False))
 DOCUMENT = "section 0 section 1 section 2 section 3 "

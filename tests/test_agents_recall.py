@@ -11,10 +11,12 @@ from tests.agent_script import kinds, memories, prompts_of, run_agent
 from tests.test_tokenizer import character_tokenizer
 
 PROMPTS = Prompts(
-    memory="Q={question};M={memory};R={recalled};S={section};",
-    answer="Q={question};M={memory};R={recalled};A",
     no_memory="nothing",
-    texts={"nothing_recalled": "no"},
+    texts={
+        "recall": "Q={question};M={memory};R={recalled};S={section};",
+        "recall_answer": "Q={question};M={memory};R={recalled};A",
+        "nothing_recalled": "no",
+    },
 )
 CONFIG = AgentConfig(PROMPTS, chunk_tokens=10, memory_tokens=60, answer_tokens=5, question_tokens=20, options=Options())
 DOCUMENT = "section 0 section 1 section 2 section 3 "

@@ -1,20 +1,29 @@
 """What holds for every agent that reads: seeds, a real model, an endpoint, caps, prompt files, configs, the longest turn."""
 
+from pathlib import Path
+
 import pytest
 
 from memrl.agents import AgentConfig, gated, map_reduce, passes, recall
+from memrl.agents.agent_file import load_agent, save_agent
 from memrl.agents.agent_function import load_agent_function, make_config
+from memrl.agents.limits import longest_turn
+from memrl.commands.train import parse
+from memrl.config import validate
 from memrl.endpoint import RemoteLLM
+from memrl.evaluation.methods import MethodOptions, make_methods
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import Transformer
 from memrl.prompts import PromptTemplate, load_prompts
 from memrl.sampler import Sampler
 from memrl.tokenizer import Tokenizer
+from memrl.training.inputs import build_agent
 from memrl.types import Sample
 from tests.agent_script import InOrder, kinds
 from tests.fake_endpoint import FakeEndpoint, Reply
 from tests.test_agent import ScriptedSampler
 
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 WORDS = (
     "question memory section update answer check evidence merge recall keep stop code nothing none emma simon bear owl red . the"
 )
@@ -150,3 +159,42 @@ def tiny_words_model(tokenizer) -> Transformer:
         head_size=16, tie_word_embeddings=True,
     )  # fmt: skip
     return from_scratch(config, 0)
+
+
+@pytest.mark.parametrize("cap", [3, 40], ids=["small_caps", "large_caps"])
+def test_no_turn_is_longer_than_the_agent_says_and_one_is_as_long(tokenizer, name, cap):
+    # Every response fills its cap, so prompts are as long as they can be.
+    _, agent, _ = AGENTS[name]
+    limits = {"chunk_tokens": 4, "memory_tokens": cap, "answer_tokens": cap, "question_tokens": 2}
+    config = make_config(f"miniature_{name}", function=name, caps={"check": cap}, options=AGENTS[name][2], **limits)
+    llm = LocalLLM(ScriptedSampler(lambda request: tokenizer.encode("emma " * cap)), tokenizer, Decoding())
+    [trajectory] = llm.run([agent(llm.session(0), Sample("s", "code emma", DOCUMENT), config)])
+    longest = max(turn.num_tokens for turn in trajectory.turns)
+    bound = longest_turn(tokenizer, config)
+    assert bound is not None and longest <= bound
+    if name != "recall":  # whose query fills no slot here
+        assert bound - longest <= 2, "the bound counts one token more for the text between two notes"
+
+
+@pytest.mark.parametrize("base", ["tiny.yaml", "memagent_7b.yaml"])
+def test_the_config_goes_over_those_of_the_miniature_and_of_7b(name, base):
+    path = CONFIGS / "agents" / f"{name}.yaml"
+    assert path.read_text().startswith("# ")
+    settings = parse(["--config", str(CONFIGS / base), "--config", str(path), "--run_dir", "x"])
+    validate(settings)
+    agent = build_agent(settings.agent)
+    assert agent.function == name and isinstance(agent.options, AGENTS[name][0].Options)
+
+
+def test_an_evaluation_takes_the_agents_own_prompt_file_if_the_models_prompts_lack_its_texts(name):
+    memory = make_config("question_first")
+    method = make_methods(["memory", name], MethodOptions(), memory, 30_000)[name]
+    assert method.agent.prompts == load_prompts(name, load_agent_function(name).texts)
+    own = make_config(f"miniature_{name}", function=name)
+    assert make_methods([name], MethodOptions(), own, 30_000)[name].agent == own
+
+
+def test_the_agents_settings_come_back_from_a_model_folder(tmp_path, name):
+    config = config_of(name)
+    save_agent(config, tmp_path)
+    assert load_agent(tmp_path) == config

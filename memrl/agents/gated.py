@@ -14,18 +14,18 @@ gate reading goes on.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from memrl.agents.agent_config import AgentConfig, encode_document, encode_question
-from memrl.agents.memory import longest_turn as longest_turn
 from memrl.agents.responses import Span, find_tag, part_ids, response_text, tag_word
 from memrl.types import Sample, Trajectory
 
 if TYPE_CHECKING:
     from memrl.llm import Session
 
-PROMPTS = {"memory": {"question", "memory", "section"}, "answer": {"question", "memory"}, "no_memory": set()}
+PROMPTS = {"gated": {"question", "memory", "section"}, "answer": {"question", "memory"}, "no_memory": set()}
 _WORDS = re.compile(r"\s*(?P<body>.*?)\s*(?P<stop>(?<!\S)stop)?\s*", re.DOTALL)
 
 
@@ -70,7 +70,7 @@ async def gated_agent(llm: Session, sample: Sample, config: AgentConfig) -> Traj
     turns, gates = [], []
     for start in starts:
         section = document[start : start + config.chunk_tokens]
-        prompt = llm.render(prompts.memory, question=question, memory=memory, section=section)
+        prompt = llm.render(prompts.texts["gated"], question=question, memory=memory, section=section)
         turn = await llm.chat(prompt, kind="memory", max_new_tokens=config.memory_tokens)
         gate = read_gates(response_text(llm, turn), options.tags)
         if gate.update is not None:
@@ -111,3 +111,9 @@ def read_gates(text: str, tags: bool = True) -> Gates:
         update = None
     well_formed = after in ("continue", "end") and (check == "no" or (check == "yes" and update is not None))
     return Gates(update, after == "end", well_formed)
+
+
+def longest_turn(sizes: Mapping[str, int], config: AgentConfig, section: int, question: int) -> int:
+    """As `memrl.agents.memory.longest_turn`."""
+    memory = max(config.memory_tokens, sizes["no_memory"])
+    return question + memory + max(sizes["gated"] + section + config.memory_tokens, sizes["answer"] + config.answer_tokens)

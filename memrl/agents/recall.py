@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from memrl.llm import Session
 
 PROMPTS = {
-    "memory": {"question", "memory", "recalled", "section"},
-    "answer": {"question", "memory", "recalled"},
+    "recall": {"question", "memory", "recalled", "section"},
+    "recall_answer": {"question", "memory", "recalled"},
     "no_memory": set(),
     "nothing_recalled": set(),
 }
@@ -65,7 +65,7 @@ async def recall_agent(llm: Session, sample: Sample, config: AgentConfig) -> Tra
     turns, num_queries, num_recalls = [], 0, 0
     for start in range(0, len(document), config.chunk_tokens):
         section = document[start : start + config.chunk_tokens]
-        prompt = llm.render(prompts.memory, question=question, memory=memory, recalled=recalled, section=section)
+        prompt = llm.render(prompts.texts["recall"], question=question, memory=memory, recalled=recalled, section=section)
         turn = await llm.chat(prompt, kind="memory", max_new_tokens=config.memory_tokens)
         text = response_text(llm, turn)
         query, spans = split_response(text, options.tags)
@@ -80,7 +80,7 @@ async def recall_agent(llm: Session, sample: Sample, config: AgentConfig) -> Tra
         recalled = nothing if found is None else list(found)
         num_queries, num_recalls = num_queries + bool(query), num_recalls + (found is not None)
         turns.append(turn)
-    prompt = llm.render(prompts.answer, question=question, memory=memory, recalled=recalled)
+    prompt = llm.render(prompts.texts["recall_answer"], question=question, memory=memory, recalled=recalled)
     turns.append(await llm.chat(prompt, kind="answer", max_new_tokens=config.answer_tokens))
     scores = {"queries": float(num_queries), "recalls": float(num_recalls)}
     return Trajectory(turns, response=turns[-1].text, memory=llm.decode(memory), scores=scores)
@@ -113,5 +113,5 @@ def longest_turn(sizes: Mapping[str, int], config: AgentConfig, section: int, qu
     """As `memrl.agents.memory.longest_turn`."""
     memory = max(config.memory_tokens, sizes["no_memory"])
     recalled = max(config.memory_tokens, sizes["nothing_recalled"])
-    rest = max(sizes["memory"] + section + config.memory_tokens, sizes["answer"] + config.answer_tokens)
+    rest = max(sizes["recall"] + section + config.memory_tokens, sizes["recall_answer"] + config.answer_tokens)
     return question + memory + recalled + rest

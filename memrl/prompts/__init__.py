@@ -106,7 +106,7 @@ def check_prompts(content: object, source: str, needed: Mapping[str, Collection[
             raise ValueError(f"{source}: the field {name!r} must hold text")
         if not text.strip():
             continue
-        slots = needed.get(name, _TEXTS.get(name))
+        slots = _TEXTS.get(name, needed.get(name))
         if slots is not None:
             _check_slots(text, set(slots), f"{source}: the field {name!r}")
     if missing := [name for name in needed if name not in given]:
