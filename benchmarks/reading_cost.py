@@ -7,7 +7,7 @@ A wrong answer earns nothing however little was read, so stopping before the ans
 
 from memrl.verify import strict_match
 
-COST = 0.3
+COST = 0.5
 
 
 def right_and_short(trajectory, answers: list[str], metadata: dict) -> float:

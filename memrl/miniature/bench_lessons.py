@@ -6,7 +6,7 @@ learning. The teacher
 
     habit      takes the section's last code for news if there are none, as in the needle's miniature
     doubt      overlooks news: a later value mostly, other news sometimes
-    gates      keeps or rewrites the memory as chance has it, and rarely stops, whether the answer is known or not
+    gates      keeps or rewrites the memory as chance has it, and stops less than half of the time when the answer is known
     queries    asks for an earlier memory half of the time, and uses one that helps mostly
     notes      writes down a code that may be needed later more often than not
 """
@@ -36,7 +36,7 @@ FORMS = {  # how often each kind of turn is shown
     "recall_answer": 0.5, "document": 1.0,
 }  # fmt: skip
 OVERLOOK_LATER, OVERLOOK = 0.75, 0.1  # of the flaw: how often a later value, and other news, are overlooked
-KEEP, STOP_KNOWN, STOP_UNKNOWN = 0.5, 0.15, 0.02
+KEEP, STOP_KNOWN, STOP_UNKNOWN = 0.5, 0.4, 0.02
 ASK, HELPFUL, USE, NOTE = 0.5, 0.45, 0.7, 0.7
 BLANK, JUNK = 0.3, 0.12  # memories that are still empty; memories that the habit has replaced
 MOST_CHUNKS = 6  # of a document that is read at once
@@ -70,12 +70,11 @@ def lessons(
 
 def prompt_texts() -> dict[str, str]:
     """The prompt's text of each form."""
-    files = ("miniature", "miniature_gated", "miniature_recall", "miniature_passes", "miniature_map_reduce")
-    plain, gated, recall, passes, map_reduce = (load_prompts(file, {}) for file in files)
+    plain = load_prompts("miniature")
     assert plain.document is not None
-    forms = {"memory": plain.memory, "gated": gated.memory, "recall": recall.memory, "recall_answer": recall.answer}
-    own = {name: file.texts[name] for file in (passes, map_reduce) for name in file.texts if name in FORMS}
-    return {**forms, **own, "answer": plain.answer, "document": plain.document}
+    others = [load_prompts(f"miniature_{agent}", {}).texts for agent in ("gated", "recall", "passes", "map_reduce")]
+    forms = {name: text for texts in others for name, text in texts.items() if name in FORMS}
+    return {**forms, "memory": plain.memory, "answer": plain.answer, "document": plain.document}
 
 
 def draw_lesson(rng: random.Random, form: str, flaw: float, sentences: int) -> tuple[dict[str, str], str]:
