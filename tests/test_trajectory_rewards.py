@@ -147,7 +147,7 @@ def test_what_an_agent_gave_and_is_no_reward_leaves_the_trajectory_out(graders, 
     done = scored(PoolWithoutProcess(graders, "by_metadata"), trajectory, value=1.0)
     assert done.error.startswith(error) and done.left_out
     assert f"the agent: {error}" in capsys.readouterr().err
-    assert rewards(done) == [0.0, 0.0], "also if a failed reward counts as zero"
+    assert (done.reward, rewards(done)) == (0.0, [0.0, 0.0]), "also if a failed reward counts as zero"
     trajectory = make_trajectory()
     trajectory.turns[1].reward = value
     assert rewards(scored(PoolWithoutProcess(graders, "per_turn"), trajectory)) == [3.0, 3.0], "the function's take their place"

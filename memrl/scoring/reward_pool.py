@@ -96,7 +96,7 @@ class RewardPool(contextlib.AbstractContextManager):
         except (TypeError, ValueError) as fault:
             whose, error = (whose, error) if error else ("the agent", one_line(fault))
         own, trajectory.error = trajectory.scores, error
-        trajectory.reward = scores["strict"] if self._function is None else scores.get("reward", 0.0)
+        trajectory.reward = 0.0 if error else scores["strict" if self._function is None else "reward"]
         trajectory.scores = own | scores
         trajectory.left_out = bool(error) and self._on_error == "skip"
         if error:
