@@ -7,6 +7,7 @@ import random
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -19,8 +20,9 @@ from memrl.data.needle import build_tokenizer, make_sample
 from memrl.engine import distributed
 from memrl.engine.deepspeed_engine import Engine, learning_rate_factor
 from memrl.llm import Decoding, LocalLLM
+from memrl.miniature.registry import find_miniature
+from memrl.miniature.start import build_model
 from memrl.model import PackedContext
-from memrl.prompts import PromptTemplate
 from memrl.rl.packing import TrainTurn, pack_turns
 from memrl.rl.reference import Reference
 from memrl.rl.rollout import assign_advantages
@@ -28,7 +30,6 @@ from memrl.rl.update import accumulate_gradients, add_logprobs, prepare_update
 from memrl.sampler import Sampler
 from memrl.scoring.verify import strict_match
 from memrl.tokenizer import Tokenizer
-from memrl.training.miniature_start import build_model, lesson
 from memrl.types import Group, Sample, Trajectory, Turn
 
 FILE = Path(__file__).resolve().parent.parent / "docs" / "one_file.py"
@@ -266,14 +267,12 @@ def test_learning_rates_are_the_same(one, monkeypatch):
 
 def test_lessons_are_the_teachers(one, tokenizer):
     """Which kinds of lessons there are, and how many of each."""
-    mine, theirs, count = random.Random(0), random.Random(1), 4000
-    shares = [Counter(), Counter()]
-    for _ in range(count):
+    mine, count, shares = random.Random(0), 4000, [Counter(), Counter()]
+    theirs = find_miniature(CONFIG.model.miniature).lessons(random.Random(1), CONFIG.warm_start, tokenizer, AGENT)
+    for prompt, response in islice(theirs, count):
         turn = one.lesson(mine)
-        text, slots, response = lesson(theirs, CONFIG.warm_start.flaw, AGENT)
-        prompt = PromptTemplate(text, tokenizer).render(**{name: tokenizer.encode(value) for name, value in slots.items()})
         shares[0][kind_of(one, turn.prompt, turn.response)] += 1
-        shares[1][kind_of(one, prompt, [*tokenizer.encode(response), one.END])] += 1
+        shares[1][kind_of(one, prompt, response)] += 1
     assert len(shares[1]) > 12
     for kind in shares[0] | shares[1]:
         assert abs(shares[0][kind] - shares[1][kind]) < 4 * (2 * 0.1 * count) ** 0.5, kind
