@@ -67,12 +67,11 @@ class Variant:
 
 TWO_HOP = ("--data.tasks=[bench_two_hop_forward]",)
 COST = ROOT / "benchmarks" / "reading_cost.py:right_and_short"
-FINAL = "--data.tasks=[bench_two_hop,bench_distractors]"  # once their answer is found, no later section changes it
 READ_ALL = "--agent.options={exit_gate: false, tags: false}"
 VARIANTS = {
     "memory": Variant(cells=(*CELLS, *EARLY)),
     "gated": Variant("tiny_gated.yaml", cells=(*CELLS, *EARLY)),
-    "gated_cost": Variant("tiny_gated_cost.yaml", (f"--reward.function={COST}", FINAL), cells=(*CELLS, *EARLY)),
+    "gated_cost": Variant("tiny_gated_cost.yaml", (f"--reward.function={COST}",), cells=(*CELLS, *EARLY)),
     "gated_reads_all": Variant("tiny_gated.yaml", (READ_ALL,), False, "gated_cost", EARLY),
     "passes": Variant("tiny_passes.yaml"),
     "recall": Variant("tiny_recall.yaml"),
