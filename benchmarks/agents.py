@@ -42,7 +42,7 @@ LENGTHS = (8, 32)
 CELLS = tuple(f"{task}:{chunks}" for chunks in LENGTHS for task in TASKS)
 EARLY_CHUNKS = 32
 EARLY = tuple(f"{task}_early:{EARLY_CHUNKS}" for task in ("two_hop_forward", "distractors"))
-ORDERED = "two_hop_forward:8"  # the cell of the comparison of rewards
+ORDERED = "two_hop_forward:16"  # the cell of the comparison of rewards
 BASE = "memory"
 
 
@@ -65,7 +65,7 @@ class Variant:
     method: str = ""
 
 
-TWO_HOP = ("--data.tasks=[bench_two_hop_forward]",)
+TWO_HOP = ("--data.tasks=[bench_two_hop_forward]", "--data.min_chunks=12", "--data.max_chunks=16", "--rl.steps=30")
 COST = ROOT / "benchmarks" / "reading_cost.py:right_and_short"
 READ_ALL = "--agent.options={exit_gate: false, tags: false}"
 VARIANTS = {
