@@ -5,12 +5,13 @@ wait for a response, the sampler takes one step, and the agents whose responses 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 from memrl.prompts import PromptTemplate
+from memrl.prompts.messages import MessageTemplate, PlainMessage, Prompt, check_ids, is_messages
 from memrl.sampler import Request, Sampler, SamplingParams
 from memrl.tokenizer import TextTokenizer, Tokenizer
 from memrl.types import Turn
@@ -45,6 +46,11 @@ class LLM(Protocol):
         """A prompt text inside the chat template."""
         ...
 
+    @property
+    def chat_template(self) -> str:
+        """The text of the checkpoint's chat template, which shows its form of tool calls; empty if a server renders."""
+        ...
+
     def session(self, *identity: int, on_turn: Callable[[Turn], None] | None = None) -> "Session":
         """A session for one trajectory; `on_turn` is called with every complete turn.
 
@@ -60,6 +66,9 @@ class LLM(Protocol):
 class Session(Protocol):
     """One trajectory's connection to a language model. Every `chat` is an independent conversation."""
 
+    @property
+    def chat_template(self) -> str: ...
+
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, ids: list[int]) -> str: ...
@@ -68,12 +77,22 @@ class Session(Protocol):
         """Token ids of a prompt text with its slots filled, inside the LLM's chat template."""
         ...
 
+    def fill(self, text: str, **slots: list[int]) -> list[int]:
+        """As `render`, without the chat template: the content of a message."""
+        ...
+
     def content_ids(self, turn: Turn) -> list[int]:
         """The ids of a response that may be inserted into a later prompt as data."""
         ...
 
-    async def chat(self, prompt_ids: list[int], *, kind: str, max_new_tokens: int) -> Turn:
-        """The response to a rendered prompt, as a turn of this `kind`."""
+    async def chat(self, prompt: Prompt, *, kind: str, max_new_tokens: int, tools: Sequence[Mapping] = ()) -> Turn:
+        """The response to a prompt, as a turn of this `kind`.
+
+        Args:
+            prompt: token ids from `render`; or messages and earlier turns, which the checkpoint's chat template renders
+                (`memrl/prompts/messages.py`).
+            tools: JSON schemas of the functions that may be called, in OpenAI's form; only with messages.
+        """
         ...
 
 
@@ -95,6 +114,13 @@ class BaseSession(Generic[AnyLLM]):
 
     def render(self, text: str, **slots: list[int]) -> list[int]:
         return self._llm.template(text).render(**slots)
+
+    def fill(self, text: str, **slots: list[int]) -> list[int]:
+        return PromptTemplate(text, PlainMessage(self._llm.tokenizer)).render(**slots)
+
+    @property
+    def chat_template(self) -> str:
+        return self._llm.chat_template
 
     def _next_seed(self) -> int:
         self._num_turns += 1
@@ -135,6 +161,11 @@ class LocalLLM:
         # The G rollouts of a sample run one after another, so a few cached texts avoid tokenising a document G times.
         self.encode = lru_cache(maxsize=16)(tokenizer.encode)
         self.template = lru_cache(maxsize=None)(lambda text: PromptTemplate(text, tokenizer, system))
+        self.messages = MessageTemplate(tokenizer, system)
+
+    @property
+    def chat_template(self) -> str:
+        return self.tokenizer.chat_template()
 
     @property
     def concurrency(self) -> int:
@@ -171,7 +202,8 @@ class LocalSession(BaseSession[LocalLLM]):
         stops = self._llm.params.stop_ids
         return self._llm.tokenizer.visible(token for token in turn.response_ids if token not in stops)
 
-    async def chat(self, prompt_ids: list[int], *, kind: str, max_new_tokens: int) -> Turn:
+    async def chat(self, prompt: Prompt, *, kind: str, max_new_tokens: int, tools: Sequence[Mapping] = ()) -> Turn:
+        prompt_ids = self._llm.messages.render(prompt, tools) if is_messages(prompt) else check_ids(prompt, tools)
         params = replace(self._llm.params, max_new_tokens=max_new_tokens, seed=self._next_seed())
         done: asyncio.Future[Request] = asyncio.get_running_loop().create_future()
         self._llm.sampler.submit(Request(prompt_ids, params, tag=done))

@@ -48,6 +48,8 @@ class Turn:
         response_logprobs: natural-log probability of each response id under the sampling distribution, fp32.
         finish_reason: "stop" (a stop token ended it) or "length" (it reached its token cap).
         text: the response as text, without the stop token.
+        tool_calls: calls of tools that a server sent besides the text, in OpenAI's form. The local sampler leaves calls in the
+            text (`memrl/agents/tool_calls.py`).
     """
 
     kind: str
@@ -56,6 +58,7 @@ class Turn:
     response_logprobs: list[float]
     finish_reason: str
     text: str = ""
+    tool_calls: list[dict] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
