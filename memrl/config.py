@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from memrl.utils.bounds import MAX_GIB, MAX_ROWS, MAX_THREADS, bounded, check_options
 
@@ -54,6 +54,8 @@ class DataOptions:
 class AgentOptions:
     """How a document is read; see `memrl/agents/memory.py`."""
 
+    function: str = "memory"
+    """The agent: a name in memrl/agents, or FILE.py:NAME, an async function (llm, sample, config) (docs/writing_an_agent.md)."""
     prompts: str = "question_first"
     """Prompt file: a path, or a name in memrl/prompts."""
     chunk_tokens: int = bounded(5000, 1)
@@ -64,6 +66,10 @@ class AgentOptions:
     """Most tokens of the answer turn."""
     question_tokens: int = bounded(1024, 1)
     """Most tokens of a question; a longer one is an error."""
+    caps: dict[str, int] = field(default_factory=dict)
+    """Most tokens of turns of further kinds, by kind (agents other than `memory`)."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The agent's own options; docs/agents.md lists those of each agent."""
 
 
 @dataclass
@@ -157,14 +163,12 @@ class RLOptions:
     denominator: Literal["kept", "all"] = "kept"
     """Groups with equal rewards that are left out: fewer optimizer steps, each over the groups that are kept (kept), or as many
     steps, and they count in the denominators of the loss, so that the gradient falls with the signal (all)."""
-    overlong_buffer_memory: int = bounded(0, 0)
-    """A memory turn loses reward for each token within this many tokens of its cap; 0 is off."""
-    overlong_buffer_answer: int = bounded(0, 0)
-    """The same for the answer turn."""
+    overlong_buffers: dict[str, int] = field(default_factory=dict)
+    """By kind of turn, such as memory or answer: a turn loses reward for each token within this many tokens of its cap."""
     overlong_penalty: float = bounded(1.0, 0)
     """Reward lost by a turn cut off at its cap, if its kind has a buffer."""
-    overlong_filter: Literal["none", "memory", "answer", "all"] = "none"
-    """Turns of this kind that were cut off at their cap are left out of the loss."""
+    overlong_filter: list[str] = field(default_factory=list)
+    """Kinds of turn, or all: those that were cut off at their cap are left out of the loss."""
     reference: Literal["device", "cpu"] = "device"
     """Device of the reference model between uses."""
     micro_batch_tokens: int = bounded(16384, 1)
@@ -309,11 +313,15 @@ class TrainConfig:
         return asdict(self)
 
 
+MAPPINGS = ("agent.caps", "agent.options", "rl.overlong_buffers")  # settings that are mappings themselves
+
+
 def flatten(tree: dict, prefix: str = "") -> dict:
     """{"rl": {"steps": 3}} to {"rl.steps": 3}."""
     flat = {}
     for key, value in tree.items():
-        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+        name = f"{prefix}{key}"
+        flat.update(flatten(value, f"{name}.") if isinstance(value, dict) and name not in MAPPINGS else {name: value})
     return flat
 
 
@@ -341,9 +349,13 @@ def validate(config: TrainConfig) -> None:
         f"rl.updates_per_step ({rl.updates_per_step}) is above rl.prompts_per_step ({rl.prompts_per_step}); an optimizer step "
         "uses whole groups, so there can be no more steps than groups",
     )
-    for kind in ("memory", "answer"):
-        buffer, cap = getattr(rl, f"overlong_buffer_{kind}"), getattr(config.agent, f"{kind}_tokens")
-        _require(buffer <= cap, f"rl.overlong_buffer_{kind} is {buffer}; it must be at most agent.{kind}_tokens, which is {cap}")
+    caps = {"memory": config.agent.memory_tokens, "answer": config.agent.answer_tokens, **config.agent.caps}
+    for kind, buffer in rl.overlong_buffers.items():
+        _require(buffer >= 0, f"rl.overlong_buffers.{kind} is {buffer}; it must be at least 0")
+        cap = caps.get(kind, buffer)
+        _require(
+            buffer <= cap, f"rl.overlong_buffers.{kind} is {buffer}; it must be at most the cap of these turns, which is {cap}"
+        )
     _require(
         engine.zero_stage == 3 or not engine.offload_params,
         f"engine.offload_params needs engine.zero_stage 3 (it is {engine.zero_stage}): lower stages do not partition weights",

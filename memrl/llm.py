@@ -5,20 +5,24 @@ wait for a response, the sampler takes one step, and the agents whose responses 
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
-from memrl.prompts import PromptTemplate
+from memrl.prompts import SLOTS, PromptTemplate
 from memrl.prompts.messages import MessageTemplate, PlainMessage, Prompt, check_ids, is_messages
 from memrl.sampler import Request, Sampler, SamplingParams
 from memrl.tokenizer import TextTokenizer, Tokenizer
 from memrl.types import Turn
 from memrl.utils.seeds import row_seed
-from memrl.utils.task_pool import TaskPool
+from memrl.utils.task_pool import TaskPool, task_path
 
 T = TypeVar("T")
+OnTurn = Callable[[Turn], None]
+OnMemory = Callable[[Turn, list[int]], None]
+TASK_DEPTH = 16
 
 
 class LLM(Protocol):
@@ -42,8 +46,8 @@ class LLM(Protocol):
     def encode(self) -> Callable[[str], list[int]]: ...
 
     @property
-    def template(self) -> Callable[[str], PromptTemplate]:
-        """A prompt text inside the chat template."""
+    def template(self) -> Callable[..., PromptTemplate]:
+        """Called with a prompt text and a frozenset of the names of its slots: the text inside the chat template."""
         ...
 
     @property
@@ -51,10 +55,11 @@ class LLM(Protocol):
         """The text of the checkpoint's chat template, which shows its form of tool calls; empty if a server renders."""
         ...
 
-    def session(self, *identity: int, on_turn: Callable[[Turn], None] | None = None) -> "Session":
-        """A session for one trajectory; `on_turn` is called with every complete turn.
+    def session(self, *identity: int, on_turn: OnTurn | None = None, on_memory: OnMemory | None = None) -> "Session":
+        """A session for one trajectory.
 
-        Its seeds depend on `identity` alone, for example (seed, step, group, rollout).
+        `on_turn` is called with every complete turn, `on_memory` with a turn and the ids of the memory after it. The random
+        numbers depend on `identity` alone, for example (seed, step, group, rollout).
         """
         ...
 
@@ -64,7 +69,11 @@ class LLM(Protocol):
 
 
 class Session(Protocol):
-    """One trajectory's connection to a language model. Every `chat` is an independent conversation."""
+    """One trajectory's connection to a language model. Every `chat` is an independent conversation.
+
+    Several chats may be awaited at once (`asyncio.gather`). The random numbers of each depend on its place among the tasks that
+    the agent created and on its number within its task, not on which chat ends first.
+    """
 
     @property
     def chat_template(self) -> str: ...
@@ -74,7 +83,7 @@ class Session(Protocol):
     def decode(self, ids: list[int]) -> str: ...
 
     def render(self, text: str, **slots: list[int]) -> list[int]:
-        """Token ids of a prompt text with its slots filled, inside the LLM's chat template."""
+        """Token ids of a prompt inside the LLM's chat template: `text`, with the ids of each slot where it has {name}."""
         ...
 
     def fill(self, text: str, **slots: list[int]) -> list[int]:
@@ -85,8 +94,12 @@ class Session(Protocol):
         """The ids of a response that may be inserted into a later prompt as data."""
         ...
 
+    def remember(self, turn: Turn, memory_ids: list[int]) -> list[int]:
+        """Tell those who watch that these ids are the memory after this turn (`turn.memory`); returns them."""
+        ...
+
     async def chat(self, prompt: Prompt, *, kind: str, max_new_tokens: int, tools: Sequence[Mapping] = ()) -> Turn:
-        """The response to a prompt, as a turn of this `kind`.
+        """The response to a prompt, as a turn of this `kind`, a word of the agent's own.
 
         Args:
             prompt: token ids from `render`; or messages and earlier turns, which the checkpoint's chat template renders
@@ -102,9 +115,9 @@ AnyLLM = TypeVar("AnyLLM", bound=LLM)
 class BaseSession(Generic[AnyLLM]):
     """What sessions on any `LLM` share; a session adds `content_ids` and `chat`."""
 
-    def __init__(self, llm: AnyLLM, identity: tuple[int, ...], on_turn: Callable[[Turn], None] | None):
-        self._llm, self._identity, self._on_turn = llm, identity, on_turn
-        self._num_turns = 0
+    def __init__(self, llm: AnyLLM, identity: tuple[int, ...], on_turn: OnTurn | None, on_memory: OnMemory | None):
+        self._llm, self._identity, self._on_turn, self._on_memory = llm, identity, on_turn, on_memory
+        self._num_chats: Counter[tuple[int, ...]] = Counter()
 
     def encode(self, text: str) -> list[int]:
         return self._llm.encode(text)
@@ -113,18 +126,26 @@ class BaseSession(Generic[AnyLLM]):
         return self._llm.tokenizer.decode(ids)
 
     def render(self, text: str, **slots: list[int]) -> list[int]:
-        return self._llm.template(text).render(**slots)
+        return self._llm.template(text, frozenset(slots)).render(**slots)
+
+    def remember(self, turn: Turn, memory_ids: list[int]) -> list[int]:
+        turn.memory = self.decode(memory_ids)
+        if self._on_memory is not None:
+            self._on_memory(turn, memory_ids)
+        return memory_ids
 
     def fill(self, text: str, **slots: list[int]) -> list[int]:
-        return PromptTemplate(text, PlainMessage(self._llm.tokenizer)).render(**slots)
+        return PromptTemplate(text, PlainMessage(self._llm.tokenizer), slots=slots.keys()).render(**slots)
 
     @property
     def chat_template(self) -> str:
         return self._llm.chat_template
 
     def _next_seed(self) -> int:
-        self._num_turns += 1
-        return row_seed(*self._identity, self._num_turns - 1)
+        path = task_path()
+        self._num_chats[path] += 1
+        # Below zero, so that no place in a tree of tasks looks like a number of a chat.
+        return row_seed(*self._identity, *(-1 - number for number in path), self._num_chats[path] - 1)
 
     def _report(self, turn: Turn) -> Turn:
         if self._on_turn is not None:
@@ -152,15 +173,20 @@ class LocalLLM:
         decoding: Decoding,
         system: str | None = None,
         about: Sequence[str] = (),
+        max_turn_tokens: int | None = None,
     ):
-        """`system`: system message of every prompt; None keeps the chat template's default."""
-        self.about = list(about)
+        """
+        Args:
+            system: system message of every prompt; None keeps the chat template's default.
+            max_turn_tokens: most tokens of a turn, prompt and cap together, for agents that do not say how long theirs can be.
+        """
+        self.about, self.max_turn_tokens = list(about), max_turn_tokens
         self.sampler, self.tokenizer = sampler, tokenizer
         stop_ids = frozenset(tokenizer.stop_ids)
         self.params = SamplingParams(1, decoding.temperature, decoding.top_p, decoding.top_k, stop_ids, min_p=decoding.min_p)
         # The G rollouts of a sample run one after another, so a few cached texts avoid tokenising a document G times.
         self.encode = lru_cache(maxsize=16)(tokenizer.encode)
-        self.template = lru_cache(maxsize=None)(lambda text: PromptTemplate(text, tokenizer, system))
+        self.template = lru_cache(maxsize=None)(lambda text, slots=SLOTS: PromptTemplate(text, tokenizer, system, slots))
         self.messages = MessageTemplate(tokenizer, system)
 
     @property
@@ -171,8 +197,8 @@ class LocalLLM:
     def concurrency(self) -> int:
         return self.sampler.max_rows
 
-    def session(self, *identity: int, on_turn: Callable[[Turn], None] | None = None) -> "LocalSession":
-        return LocalSession(self, identity, on_turn)
+    def session(self, *identity: int, on_turn: OnTurn | None = None, on_memory: OnMemory | None = None) -> "LocalSession":
+        return LocalSession(self, identity, on_turn, on_memory)
 
     def run(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int | None = None) -> list[T]:
         """As `LLM.run`; the default concurrency is twice the sampler's rows."""
@@ -183,6 +209,10 @@ class LocalLLM:
         try:
             while tasks.start():
                 await asyncio.sleep(0)  # lets every agent that has its response run to its next chat
+                for _ in range(TASK_DEPTH):  # an agent's own tasks take a pass of the event loop each to wake their agent
+                    if self.sampler.has_work or any(task.done() for task in tasks.running):
+                        break
+                    await asyncio.sleep(0)
                 tasks.collect()
                 if self.sampler.has_work:
                     for request in self.sampler.step():
@@ -204,6 +234,12 @@ class LocalSession(BaseSession[LocalLLM]):
 
     async def chat(self, prompt: Prompt, *, kind: str, max_new_tokens: int, tools: Sequence[Mapping] = ()) -> Turn:
         prompt_ids = self._llm.messages.render(prompt, tools) if is_messages(prompt) else check_ids(prompt, tools)
+        limit = self._llm.max_turn_tokens
+        if limit is not None and len(prompt_ids) + max_new_tokens > limit:
+            raise ValueError(
+                f"a turn of kind {kind!r} can have {len(prompt_ids) + max_new_tokens} tokens, prompt and cap together, and "
+                f"{limit} fit (the model's window, the cache or rl.micro_batch_tokens); shorten the prompt, or lower the cap"
+            )
         params = replace(self._llm.params, max_new_tokens=max_new_tokens, seed=self._next_seed())
         done: asyncio.Future[Request] = asyncio.get_running_loop().create_future()
         self._llm.sampler.submit(Request(prompt_ids, params, tag=done))
@@ -215,5 +251,6 @@ class LocalSession(BaseSession[LocalLLM]):
             response_logprobs=request.logprobs,
             finish_reason=request.finish_reason,
             text=self.decode(request.content_ids),
+            max_new_tokens=max_new_tokens,
         )
         return self._report(turn)

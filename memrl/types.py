@@ -42,12 +42,14 @@ class Turn:
     what was sampled.
 
     Attributes:
-        kind: "memory" or "answer" for the memory agent; other agents may use other words.
+        kind: "memory" or "answer" for the memory agent; other agents use words of their own.
         prompt_ids: token ids of the rendered prompt, chat template included.
         response_ids: sampled token ids, the stop token included if there is one. The loss is taken on exactly these.
         response_logprobs: natural-log probability of each response id under the sampling distribution, fp32.
         finish_reason: "stop" (a stop token ended it) or "length" (it reached its token cap).
         text: the response as text, without the stop token.
+        max_new_tokens: the token cap; 0 if it is not known.
+        memory: text of the memory after this turn, if the agent has told it (`Session.remember`).
         tool_calls: calls of tools that a server sent besides the text, in OpenAI's form. The local sampler leaves calls in the
             text (`memrl/agents/tool_calls.py`).
     """
@@ -58,6 +60,8 @@ class Turn:
     response_logprobs: list[float]
     finish_reason: str
     text: str = ""
+    max_new_tokens: int = 0
+    memory: str | None = None
     tool_calls: list[dict] = field(default_factory=list)
 
     @property
@@ -76,8 +80,8 @@ class Trajectory:
         reward: what training maximises: the strict verifier's score or a reward function's. Set by the rollout.
         penalty: penalty of overlong turns, at most 0; training adds it to the reward.
         advantage: reward plus penalty, relative to the group's baseline; set by training.
-        scores: all other scores by name, the lenient verifier's among them.
-        error: why the reward function returned no number, in one line; empty if it did.
+        scores: all other scores by name, the lenient verifier's and the agent's own among them.
+        error: why there is no reward, in one line: the agent or the reward function failed; empty if there is one.
         left_out: without a reward, it is left out of its group's baseline, of the loss and of the mean reward (reward.on_error).
     """
 

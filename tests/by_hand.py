@@ -80,8 +80,8 @@ def reading(run: RecordedRun, by_seed: dict[int, Request], identity: tuple[int, 
 
 def set_advantages(groups: list[list[Reading]], s: dict[str, Any]) -> None:
     """Rewards less penalties, against the mean of the others, over the group's standard deviation."""
-    memory = (s["agent.memory_tokens"], s["rl.overlong_buffer_memory"])
-    answer = (s["agent.answer_tokens"], s["rl.overlong_buffer_answer"])
+    memory = (s["agent.memory_tokens"], s["rl.overlong_buffers"]["memory"])
+    answer = (s["agent.answer_tokens"], s["rl.overlong_buffers"]["answer"])
     for group in groups:
         for r in group:
             overlong = mean(excess(turn, *memory) for turn in r.turns[:-1]) + excess(r.turns[-1], *answer)
@@ -107,7 +107,7 @@ def optimizer_steps(kept: dict[int, list[Reading]], s: dict[str, Any]) -> list[l
             share = 1 / len(r.turns) if s["rl.credit"] == "split" else 1.0
             for turn in r.turns:
                 kind = "answer" if turn is r.turns[-1] else "memory"
-                if not (kind == s["rl.overlong_filter"] and turn.finish_reason == "length"):
+                if not (kind in s["rl.overlong_filter"] and turn.finish_reason == "length"):
                     terms[index].append(Term(turn, r.advantage * share, index, not is_flat(group)))
     sizes = {index: sum(len(t.turn.prompt_ids) + len(t.turn.ids) - 1 for t in group) for index, group in terms.items()}
     groups_left = sum(size > 0 for size in sizes.values())

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from memrl.agents import AgentConfig
 from memrl.config import RLOptions
 from memrl.rl.advantage import BASELINES, STD_EPS, credit_shares, group_advantages
 from memrl.rl.rollout import assign_advantages
 from memrl.types import Group, Sample, Trajectory, Turn
-from tests.tiny_folder import PROMPTS
 
 
 def trajectory(reward: float, num_memory_turns: int) -> Trajectory:
@@ -97,8 +95,8 @@ def test_the_number_of_turns_does_not_change_a_baseline(normalize_std):
     def advantages(turn_counts: list[int]) -> list[list[float]]:
         rewards = [1.0, 0.0, 0.0, 0.0]
         group = Group(0, Sample("s", "q", ""), [trajectory(r, n) for r, n in zip(rewards, turn_counts, strict=True)])
-        agent = AgentConfig(PROMPTS, chunk_tokens=8, memory_tokens=4, answer_tokens=3)
-        turns = assign_advantages([group], RLOptions(normalize_std=normalize_std), agent)[0]
+
+        turns = assign_advantages([group], RLOptions(normalize_std=normalize_std))[0]
         assert len(turns) == sum(turn_counts) + 4
         rows, start = [], 0
         for count in turn_counts:

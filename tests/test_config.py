@@ -353,7 +353,7 @@ def test_settings_at_the_edge_of_what_is_allowed_pass(fields):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"rl": {"overlong_buffer_memory": 2000}}, "rl.overlong_buffer_memory is 2000; it must be at most agent.memory_tokens"),
+        ({"rl": {"overlong_buffers": {"memory": 2000}}}, "rl.overlong_buffers.memory is 2000; it must be at most the cap of"),
         ({"rl": {"kl_coef": float("inf")}}, "rl.kl_coef is inf"),
         ({"engine": {"zero_stage": 2, "offload_params": True}}, "engine.offload_params needs engine.zero_stage 3"),
     ],

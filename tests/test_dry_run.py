@@ -109,7 +109,7 @@ def test_without_a_tokenizer_the_prompt_is_estimated_and_the_output_says_so(trai
     assert f"estimated, since {seven} holds no tokenizer" in capsys.readouterr().out
     # Question, memory, section and new memory, and some words around them.
     limits = 1024 + 1024 + 5000 + 1024
-    assert limits + 50 < longest_tokens(config.agent, str(seven))[0] < limits + 300
+    assert limits + 50 < longest_tokens(config.agent, str(seven), 10**6)[0] < limits + 300
 
 
 def test_with_a_tokenizer_the_longest_turn_is_the_runs_own(train, tmp_path):
@@ -118,7 +118,7 @@ def test_with_a_tokenizer_the_longest_turn_is_the_runs_own(train, tmp_path):
     from tests.tiny_folder import make_folder, make_tokenizer
 
     config = train.parse(arguments(make_folder(tmp_path / "model"), "memagent_7b"))
-    longest, source = longest_tokens(config.agent, config.model.path)
+    longest, source = longest_tokens(config.agent, config.model.path, 10**6)
     assert longest == longest_turn(make_tokenizer(), build_agent(config.agent)) and "folder's tokenizer" in source
 
 
@@ -129,7 +129,7 @@ def test_the_estimate_of_the_prompt_is_near(train, seven, shared_data):
 
     config = train.parse(arguments(seven, "memagent_7b"))
     exact = longest_turn(load_tokenizer(shared_data / "tokenizer" / "qwen2.5-instruct"), build_agent(config.agent))
-    assert longest_tokens(config.agent, config.model.path)[0] == pytest.approx(exact, rel=0.02)
+    assert longest_tokens(config.agent, config.model.path, 10**6)[0] == pytest.approx(exact, rel=0.02)
 
 
 # Exit codes and refusals
@@ -197,7 +197,7 @@ def test_numbers_of_gpus_are_read_from_text():
 def test_what_is_advised_fits_and_less_does_not(train, tmp_path, config_name, count):
     folder = model_folder(tmp_path / "model", SEVEN if "7b" in config_name else FOURTEEN)
     config = train.parse(arguments(folder, config_name))
-    sizes, longest = count_sizes_of(config), longest_tokens(config.agent, config.model.path)[0]
+    sizes, longest = count_sizes_of(config), longest_tokens(config.agent, config.model.path, 10**6)[0]
 
     def fits(change: dict) -> bool:
         changed = _changed(config, change)

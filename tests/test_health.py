@@ -39,7 +39,7 @@ def group(group_id, rewards, tokens=1):
 
 
 def assign(groups, **options):
-    return assign_advantages(groups, RLOptions(**options), AGENT)
+    return assign_advantages(groups, RLOptions(**options))
 
 
 # --- Rewards that failed ----------------------------------------------------------------------------------------

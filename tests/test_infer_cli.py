@@ -185,7 +185,7 @@ def test_document_that_fails_fails_alone(infer, text_file, tmp_path, monkeypatch
             raise RuntimeError("the memory is full")
         return await memory_agent(llm, sample, config)
 
-    monkeypatch.setattr("memrl.reading.reader.memory_agent", agent)
+    monkeypatch.setattr("memrl.reading.reader.run_agent", agent)
     (tmp_path / "other.txt").write_text("red blue")
     out = tmp_path / "answers.json"
     code, printed, _ = infer(text_file, tmp_path / "other.txt", "-q", Q, "--json", out)
@@ -346,8 +346,8 @@ class Tags(HTMLParser):
 def test_trace_is_escaped_and_needs_nothing_from_outside(tmp_path):
     attack = "</div><script>alert(1)</script><img src=http://x/y onerror=z> \ud800 &amp;"
     steps = [
-        Step("memory", f"first {attack}", 9, "length", 0.1),
-        Step("memory", f"first {attack}", 9, "stop", 0.1),
+        Step("memory", f"first {attack}", 9, "length", 0.1, f"first {attack}"),
+        Step("memory", f"first {attack}", 9, "stop", 0.1, f"first {attack}"),
         Step("answer", rf"\boxed{{{attack}}}", 5, "stop", 0.1),
     ]
     sample = Sample("id", attack, "", metadata={"file": attack})

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from memrl.rl.overlong import overlong_penalty, trajectory_penalty
+from memrl.types import Turn
 
 # tokens, cap, buffer -> penalty
 PIECES = {
@@ -44,40 +45,39 @@ def test_a_buffer_that_does_not_fit_the_cap_is_an_error(buffer):
         overlong_penalty(5, 10, buffer)
 
 
-CAPS = {"memory": 100, "answer": 20}
+CAPS = {"memory": 100, "answer": 20, "tool": 9}
+
+
+def turns(kinds, lengths):
+    return [Turn(kind, [1], [2] * size, [], "stop", max_new_tokens=CAPS[kind]) for kind, size in zip(kinds, lengths, strict=True)]
 
 
 def test_kinds_are_averaged_and_then_added():
-    kinds, lengths = ["memory", "memory", "memory", "answer"], [100, 90, 10, 15]
+    some = turns(["memory", "memory", "memory", "answer"], [100, 90, 10, 15])
     both = {"memory": 20, "answer": 10}
-    assert trajectory_penalty(kinds, lengths, CAPS, both) == pytest.approx(-(1 + 0.5 + 0) / 3 - 0.5, rel=1e-15)
-    assert trajectory_penalty(kinds, lengths, CAPS, {"memory": 20, "answer": 0}) == pytest.approx(-0.5, rel=1e-15)
-    assert trajectory_penalty(kinds, lengths, CAPS, {"answer": 10}) == -0.5
-    assert trajectory_penalty(kinds, lengths, CAPS, {}) == 0.0
+    assert trajectory_penalty(some, both) == pytest.approx(-(1 + 0.5 + 0) / 3 - 0.5, rel=1e-15)
+    assert trajectory_penalty(some, {"memory": 20, "answer": 0}) == pytest.approx(-0.5, rel=1e-15)
+    assert trajectory_penalty(some, {"answer": 10}) == -0.5
+    assert trajectory_penalty(some, {}) == 0.0
 
 
 def test_the_number_of_chunks_does_not_change_the_penalty():
     buffers = {"memory": 20, "answer": 10}
-    one = trajectory_penalty(["memory", "answer"], [95, 12], CAPS, buffers)
+    one = trajectory_penalty(turns(["memory", "answer"], [95, 12]), buffers)
     for chunks in (2, 7, 100):
-        many = trajectory_penalty(["memory"] * chunks + ["answer"], [95] * chunks + [12], CAPS, buffers)
+        many = trajectory_penalty(turns(["memory"] * chunks + ["answer"], [95] * chunks + [12]), buffers)
         assert many == pytest.approx(one, rel=1e-14)
 
 
 def test_a_trajectory_without_turns_of_a_kind_pays_nothing_for_it():
-    assert trajectory_penalty(["answer"], [20], CAPS, {"memory": 20, "answer": 10}) == -1.0
-    assert trajectory_penalty([], [], CAPS, {"memory": 20}) == 0.0
+    assert trajectory_penalty(turns(["answer"], [20]), {"memory": 20, "answer": 10}) == -1.0
+    assert trajectory_penalty([], {"memory": 20}) == 0.0
 
 
-def test_kinds_without_a_buffer_need_no_cap():
-    assert trajectory_penalty(["tool", "answer"], [999, 20], CAPS, {"answer": 10}) == -1.0
+def test_an_agents_own_kinds_have_buffers_too():
+    assert trajectory_penalty(turns(["tool", "answer"], [9, 20]), {"tool": 3}) == -1.0
 
 
-def test_a_buffer_without_a_cap_is_an_error():
-    with pytest.raises(ValueError, match="'tool' have an overlong buffer but no cap"):
-        trajectory_penalty(["tool"], [9], CAPS, {"tool": 3})
-
-
-def test_kinds_and_lengths_must_be_equal_in_number():
-    with pytest.raises(ValueError):
-        trajectory_penalty(["memory", "answer"], [9], CAPS, {"memory": 3})
+def test_the_cap_is_the_one_that_the_turn_was_sampled_with():
+    short, long = (Turn("memory", [1], [2] * 10, [], "length", max_new_tokens=cap) for cap in (10, 40))
+    assert trajectory_penalty([short, long], {"memory": 5}) == -0.5

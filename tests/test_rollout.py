@@ -70,12 +70,13 @@ def logprobs_of(groups):
 
 def finished_group(group_id, rewards, num_memory_turns=2):
     kinds = ["memory"] * num_memory_turns + ["answer"]
-    turns = [Turn(kind, [1], [2], [-1.0], "stop") for kind in kinds]
+    caps = {"memory": 6, "answer": 4}
+    turns = [Turn(kind, [1], [2], [-1.0], "stop", max_new_tokens=caps[kind]) for kind in kinds]
     return Group(group_id, Sample("s", "q", ""), [Trajectory([replace(t) for t in turns], reward=r) for r in rewards])
 
 
 def assign(groups, **options):
-    return assign_advantages(groups, RLOptions(**options), AGENT)
+    return assign_advantages(groups, RLOptions(**options))
 
 
 # Collecting
@@ -224,7 +225,7 @@ def overlong_group():
 
 def test_a_memory_at_its_cap_costs_reward_where_there_is_a_buffer():
     group = overlong_group()
-    turns = assign([group], overlong_buffer_memory=2, overlong_penalty=0.4)[0]
+    turns = assign([group], overlong_buffers={"memory": 2}, overlong_penalty=0.4)[0]
     assert [t.penalty for t in group.trajectories] == pytest.approx([-0.2, 0.0])  # one of two memory turns
     assert [t.advantage for t in group.trajectories] == pytest.approx([-0.1, 0.1])
     assert [t.reward for t in group.trajectories] == [1.0, 1.0]
@@ -233,11 +234,11 @@ def test_a_memory_at_its_cap_costs_reward_where_there_is_a_buffer():
 
 
 def test_a_group_has_signal_by_its_rewards_before_any_penalty():
-    options = {"overlong_buffer_memory": 2, "overlong_penalty": 0.4}
+    options = {"overlong_buffers": {"memory": 2}, "overlong_penalty": 0.4}
     assert assign([overlong_group()], drop_flat_groups=True, **options)[0] == []
 
 
-@pytest.mark.parametrize(("kinds", "left"), [("none", 6), ("memory", 5), ("answer", 6), ("all", 5)])
+@pytest.mark.parametrize(("kinds", "left"), [([], 6), (["memory"], 5), (["answer"], 6), (["all"], 5)])
 def test_turns_that_their_cap_ended_can_be_left_out_by_kind(kinds, left):
     turns = assign([overlong_group()], overlong_filter=kinds)[0]
     assert len(turns) == left

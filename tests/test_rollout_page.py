@@ -278,7 +278,7 @@ def test_folder_or_the_file_itself_as_output_is_refused(tmp_path, capsys):
 
 
 def test_reading_shows_the_gold_answers_where_they_are_known(tmp_path):
-    steps = [Step("memory", "a <b>", 2, "stop", 0.1), Step("answer", "c", 1, "stop", 0.1)]
+    steps = [Step("memory", "a <b>", 2, "stop", 0.1, "a <b>"), Step("answer", "c", 1, "stop", 0.1)]
     for answers, shown in (((), 0), (("<i>", "x"), 1)):
         sample = Sample("id", "q", "", answers)
         write_trace(tmp_path / "trace.html", [Reading(sample, 8, 8, 1, 1, steps, "c", "a <b>", 2, done=True)])

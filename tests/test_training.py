@@ -169,8 +169,8 @@ def test_a_run_with_everything_on_resumes_bit_for_bit(tmp_path):
         "mismatch": "truncate",
         "dynamic_rounds": 2,
         "entropy_coef": 0.01,
-        "overlong_buffer_memory": 2,
-        "overlong_filter": "answer",
+        "overlong_buffers": {"memory": 2},
+        "overlong_filter": ["answer"],
     }
     validation = {"path": str(tmp_path / "data.jsonl"), "every": 1, "repeats": 2, "temperature": 1.0, "top_p": 0.7}
     arguments = make_run(tmp_path, rl=rl, validation=validation)

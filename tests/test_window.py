@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memrl.agents import AgentConfig
-from memrl.agents.limits import PromptSizes, check_agent, check_window, fitting_limits, prompt_sizes, turn_tokens
+from memrl.agents.limits import check_agent, check_window, fitting_limits, prompt_sizes, turn_tokens
 from memrl.commands import train
 from memrl.config import AgentOptions
 from memrl.evaluation.methods import MethodOptions, make_methods
@@ -25,7 +25,7 @@ from tests.tiny_folder import PROMPTS, make_folder, make_tokenizer
 from tests.tiny_run import make_run
 
 AGENT = AgentConfig(PROMPTS, chunk_tokens=5000, memory_tokens=1024, answer_tokens=1024, question_tokens=1024)
-SIZES = PromptSizes(200, 100, 1)
+SIZES = {"memory": 200, "answer": 100, "no_memory": 1}
 
 
 def set_window(folder, window: int, **changes) -> None:
@@ -78,7 +78,7 @@ sizes = st.integers(1, 3000)
 def test_what_is_named_fits_and_no_single_limit_could_be_larger(chunk, memory, answer, question, text, window):
     agent = AgentConfig(PROMPTS, chunk, memory, answer, question)
     start = {"chunk_tokens": chunk, "answer_tokens": answer, "memory_tokens": memory, "question_tokens": question}
-    longest = lambda limits: turn_tokens(PromptSizes(text, text, 1), replace(agent, **limits))  # noqa: E731
+    longest = lambda limits: turn_tokens({"memory": text, "answer": text, "no_memory": 1}, replace(agent, **limits))  # noqa: E731
     found = fitting_limits(window, start, longest)
     if longest(start) <= window:
         return
@@ -199,9 +199,9 @@ def test_the_dry_run_refuses_a_turn_beyond_the_window(tmp_path, has_tokenizer):
         for file in folder.glob("tokenizer*"):
             file.unlink()
     with pytest.raises(ValueError, match=r"the window has 4000 .*give --agent\.chunk_tokens") as error:
-        longest_tokens(AgentOptions(), str(folder))
+        longest_tokens(AgentOptions(), str(folder), 10**6)
     chunk_tokens = int(advised(str(error.value))[1])
-    assert longest_tokens(AgentOptions(chunk_tokens=chunk_tokens), str(folder))[0] <= 4000
+    assert longest_tokens(AgentOptions(chunk_tokens=chunk_tokens), str(folder), 10**6)[0] <= 4000
 
 
 def test_the_miniatures_turns_fit_into_its_window():
@@ -211,7 +211,7 @@ def test_the_miniatures_turns_fit_into_its_window():
 
     tokenizer = Tokenizer(build_tokenizer())
     agent = build_agent(train.parse([]).agent)
-    check_agent(longest_text(build_model(tokenizer.vocab_size, 0).config), prompt_sizes(tokenizer, agent.prompts), agent)
+    check_agent(longest_text(build_model(tokenizer.vocab_size, 0).config), prompt_sizes(tokenizer, agent), agent)
 
 
 def test_no_request_passes_the_window_whatever_agent_sends_it(tiny_config):

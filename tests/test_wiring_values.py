@@ -28,7 +28,7 @@ OTHER = {
     "rl.aggregation": "token_mean",
     "rl.credit": "broadcast",
     "rl.kl_estimator": "k3",
-    "rl.overlong_filter": "answer",
+    "rl.overlong_filter": ["answer"],
     "rl.denominator": "kept",
     "reward.on_error": "skip",
     "checkpoint.keep_best": True,
@@ -216,7 +216,10 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(runs, inputs, monkeypatc
     assert (whole.tracker.first_step, resumed.tracker.first_step) == (0, 1)
 
 
-@pytest.mark.parametrize(("kinds", "left"), [("none", (4, 2)), ("memory", (2, 2)), ("answer", (4, 1)), ("all", (2, 1))])
+@pytest.mark.parametrize(
+    ("kinds", "left"),
+    [([], (4, 2)), (["memory"], (2, 2)), (["answer"], (4, 1)), (["all"], (2, 1)), (["answer", "memory"], (2, 1))],
+)
 def test_turns_that_were_cut_off_can_be_left_out_by_kind(kinds, left):
     group = finished_group(0, [1.0, 0.0])
     for turn in group.trajectories[0].turns:

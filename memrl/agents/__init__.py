@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from memrl.agents.memory import AgentConfig, memory_agent
+from memrl.agents.agent_config import AgentConfig
+from memrl.agents.agent_function import load_agent_function, make_config, run_agent
+from memrl.agents.memory import memory_agent
 from memrl.agents.one_shot import OneShotConfig, one_shot_agent
 from memrl.agents.retrieval import RetrievalConfig, retrieval_agent
 
@@ -13,7 +15,18 @@ if TYPE_CHECKING:
     from memrl.llm import Session
     from memrl.types import Sample, Trajectory
 
-__all__ = ["Agent", "AgentConfig", "OneShotConfig", "RetrievalConfig", "memory_agent", "one_shot_agent", "retrieval_agent"]
+__all__ = [
+    "Agent",
+    "AgentConfig",
+    "OneShotConfig",
+    "RetrievalConfig",
+    "load_agent_function",
+    "make_config",
+    "memory_agent",
+    "one_shot_agent",
+    "retrieval_agent",
+    "run_agent",
+]
 
 Config = TypeVar("Config", contravariant=True)
 

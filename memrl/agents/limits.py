@@ -9,12 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from memrl.prompts import Prompts, PromptTemplate
+from memrl.agents.agent_config import AgentConfig
+from memrl.agents.agent_function import load_agent_function
+from memrl.prompts import PromptTemplate
 
 if TYPE_CHECKING:
-    from memrl.agents import AgentConfig
     from memrl.sampler import Sampler
     from memrl.tokenizer import Tokenizer
 
@@ -23,24 +24,23 @@ _SHARES = (1 / 8, 1 / 32, 0.0)
 _AGENT = ("agent.chunk_tokens", "agent.answer_tokens", "agent.memory_tokens", "agent.question_tokens")
 
 
-class PromptSizes(NamedTuple):
-    """Tokens of the prompts of memory turns and answer turns with empty slots, and of the text of an empty memory."""
+def prompt_sizes(tokenizer: Tokenizer, agent: AgentConfig) -> dict[str, int]:
+    """Tokens of each text that the agent needs, with empty slots; a text without slots is counted outside the chat template.
 
-    memory: int
-    answer: int
-    no_memory: int
-
-
-def prompt_sizes(tokenizer: Tokenizer, prompts: Prompts) -> PromptSizes:
-    """Count the tokens; ValueError if the chat template does not accept the prompts."""
-    memory, answer = (PromptTemplate(text, tokenizer, prompts.system).num_tokens for text in (prompts.memory, prompts.answer))
-    return PromptSizes(memory, answer, len(tokenizer.encode(prompts.no_memory)))
+    ValueError if the chat template does not accept the prompts.
+    """
+    sizes = {}
+    for name, slots in load_agent_function(agent.function).texts.items():
+        text = agent.prompts.text(name)
+        inside = PromptTemplate(text, tokenizer, agent.prompts.system, slots).num_tokens if slots else None
+        sizes[name] = len(tokenizer.encode(text)) if inside is None else inside
+    return sizes
 
 
 def longest_turn(
     tokenizer: Tokenizer, agent: AgentConfig, *, document_tokens: int | None = None, question_tokens: int | None = None
-) -> int:
-    """Tokens of the longest turn that the settings allow, prompt and response together.
+) -> int | None:
+    """Tokens of the longest turn that the settings allow, prompt and response together; None if the agent does not say.
 
     Args:
         document_tokens: length of the longest document; None (unknown) assumes a full chunk.
@@ -49,34 +49,36 @@ def longest_turn(
     Raises:
         ValueError: the chat template does not accept the prompts.
     """
-    return turn_tokens(prompt_sizes(tokenizer, agent.prompts), agent, document_tokens, question_tokens)
+    return turn_tokens(prompt_sizes(tokenizer, agent), agent, document_tokens, question_tokens)
 
 
 def turn_tokens(
-    sizes: PromptSizes, agent: AgentConfig, document_tokens: int | None = None, question_tokens: int | None = None
-) -> int:
+    sizes: Mapping[str, int], agent: AgentConfig, document_tokens: int | None = None, question_tokens: int | None = None
+) -> int | None:
     """As `longest_turn`, from the sizes of the prompts."""
+    bound = load_agent_function(agent.function).longest_turn
     section = agent.chunk_tokens if document_tokens is None else min(agent.chunk_tokens, document_tokens)
     question = agent.question_tokens if question_tokens is None else question_tokens
-    memory = max(agent.memory_tokens, sizes.no_memory)  # the text of an empty memory is not cut to the limit
-    return question + memory + max(sizes.memory + section + agent.memory_tokens, sizes.answer + agent.answer_tokens)
+    return None if bound is None else bound(sizes, agent, section, question)
 
 
 def check_agent(
     window: int,
-    sizes: PromptSizes,
+    sizes: Mapping[str, int],
     agent: AgentConfig,
     stretch: Callable[[int], str] = lambda tokens: "",
     *,
     document_tokens: int | None = None,
     question_tokens: int | None = None,
 ) -> None:
-    """As `check_window` for the memory agent; the other arguments as of `longest_turn`."""
+    """As `check_window` for an agent that says how long its turns can be; the other arguments as of `longest_turn`."""
     names = _AGENT if question_tokens is None else _AGENT[:-1]
+    if turn_tokens(sizes, agent, document_tokens, question_tokens) is None:
+        return
 
     def longest(limits: Mapping[str, int]) -> int:
         changed = replace(agent, **{name.removeprefix("agent."): value for name, value in limits.items()})
-        return turn_tokens(sizes, changed, document_tokens, question_tokens)
+        return turn_tokens(sizes, changed, document_tokens, question_tokens) or 0
 
     check_window(window, {name: getattr(agent, name.removeprefix("agent.")) for name in names}, longest, stretch)
 

@@ -5,34 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from memrl.agents.agent_config import AgentConfig, encode_document, encode_question
 from memrl.types import Sample, Trajectory
 
 if TYPE_CHECKING:
     from memrl.llm import Session
-    from memrl.prompts import Prompts
 
-
-@dataclass(frozen=True)
-class AgentConfig:
-    """The memory agent's prompts, and its limits in tokens.
-
-    Attributes:
-        prompts: the prompt file's contents.
-        chunk_tokens: document tokens per chunk.
-        memory_tokens: maximum length of the memory, and of the response of a memory turn.
-        answer_tokens: maximum length of the answer turn's response.
-        question_tokens: maximum length of the question; longer ones are refused, because cutting would change their meaning.
-    """
-
-    prompts: Prompts
-    chunk_tokens: int = 5000
-    memory_tokens: int = 1024
-    answer_tokens: int = 1024
-    question_tokens: int = 1024
+PROMPTS = {"memory": {"question", "memory", "section"}, "answer": {"question", "memory"}, "no_memory": set()}
 
 
 async def memory_agent(llm: Session, sample: Sample, config: AgentConfig) -> Trajectory:
@@ -54,32 +36,13 @@ async def memory_agent(llm: Session, sample: Sample, config: AgentConfig) -> Tra
         prompt = llm.render(prompts.memory, question=question, memory=memory, section=section)
         turn = await llm.chat(prompt, kind="memory", max_new_tokens=config.memory_tokens)
         turns.append(turn)
-        memory = llm.content_ids(turn)
+        memory = llm.remember(turn, llm.content_ids(turn))
     prompt = llm.render(prompts.answer, question=question, memory=memory)
     turns.append(await llm.chat(prompt, kind="answer", max_new_tokens=config.answer_tokens))
     return Trajectory(turns=turns, response=turns[-1].text, memory=llm.decode(memory))
 
 
-def encode_document(encode: Callable[[str], list[int]], sample: Sample) -> list[int]:
-    """Token ids of the document, none if it is blank; a ValueError names the sample if the tokenizer fails on it."""
-    try:
-        return encode(sample.context) if sample.context.strip() else []
-    except ValueError as error:
-        raise ValueError(f"the document of sample {sample.id}: {error}") from error
-
-
-def encode_question(encode: Callable[[str], list[int]], question: str, config: AgentConfig) -> list[int]:
-    """The question's token ids, with its own blanks, as in the original; ValueError if it is blank or too long."""
-    return check_question(encode(question) if question.strip() else [], config)
-
-
-def check_question(question_ids: list[int], config: AgentConfig) -> list[int]:
-    """The unchanged ids; ValueError if the question is empty or too long."""
-    if not question_ids:
-        raise ValueError("the question is empty")
-    if len(question_ids) > config.question_tokens:
-        raise ValueError(
-            f"the question has {len(question_ids)} tokens, and the cap is {config.question_tokens}; shorten it or raise "
-            "agent.question_tokens"
-        )
-    return question_ids
+def longest_turn(sizes: Mapping[str, int], config: AgentConfig, section: int, question: int) -> int:
+    """Most tokens of a turn, prompt and response; `sizes` has the tokens of each prompt's text with empty slots."""
+    memory = max(config.memory_tokens, sizes["no_memory"])  # the text of an empty memory is not cut to the limit
+    return question + memory + max(sizes["memory"] + section + config.memory_tokens, sizes["answer"] + config.answer_tokens)

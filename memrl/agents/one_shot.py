@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from memrl.agents.agent_config import AgentConfig, encode_document, encode_question
 from memrl.agents.agent_file import DEFAULT_PROMPTS
-from memrl.agents.memory import AgentConfig, encode_document, encode_question
 from memrl.prompts import load_prompts
 from memrl.types import Sample, Trajectory
 

@@ -24,7 +24,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from memrl.agents.memory import AgentConfig, encode_document, encode_question
+from memrl.agents.agent_config import AgentConfig, encode_document, encode_question
 from memrl.agents.one_shot import answer_at_once, no_room, room_for_document
 from memrl.types import Sample, Trajectory
 

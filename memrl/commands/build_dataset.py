@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from memrl.data.ruler import POOL, TASKS, RulerFiles, make_ruler
-from memrl.utils.bounds import bounded
+from memrl.utils.bounds import bounded, read_length
 from memrl.utils.command_line import Command, argument, check_out
-from memrl.utils.lengths import read_length
 from memrl.utils.plain_text import printable
 
 if TYPE_CHECKING:

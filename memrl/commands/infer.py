@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memrl.agents.agent_config import check_question, encode_document
 from memrl.agents.limits import check_turn, longest_turn
-from memrl.agents.memory import check_question, encode_document
 from memrl.reading.open_model import ReaderOptions, check_reading, load_settings, open_llm
 from memrl.reading.reader import Reading, chunk_pace, read_documents
 from memrl.reading.text_files import read_text
@@ -118,7 +118,8 @@ def open_model(model: str, reader: ReaderOptions, samples: list[Sample]) -> "tup
     sizes, warnings = measure(samples, llm)
     measured = {"document_tokens": max(sizes), "question_tokens": longest_question}
     check_reading(model, reader, tokenizer, agent, **measured)
-    check_turn(llm.sampler, longest_turn(tokenizer, agent, **measured))
+    if (longest := longest_turn(tokenizer, agent, **measured)) is not None:
+        check_turn(llm.sampler, longest)
     print(*llm.about, *warnings, sep="\n", file=sys.stderr)
     return llm, agent, sizes
 

@@ -39,7 +39,7 @@ from memrl.endpoint.failures import (
 from memrl.endpoint.native_messages import calls_in_words, contents_ids, native_messages
 from memrl.endpoint.replies import Completion, read_bounded, read_completion, read_model_names
 from memrl.llm import BaseSession
-from memrl.prompts import PromptTemplate
+from memrl.prompts import SLOTS, PromptTemplate
 from memrl.prompts.messages import PlainMessage, check_ids, is_messages, with_system
 from memrl.types import Turn
 from memrl.utils.plain_text import printable
@@ -47,7 +47,7 @@ from memrl.utils.seeds import row_seed
 from memrl.utils.task_pool import TaskPool
 
 if TYPE_CHECKING:
-    from memrl.llm import Decoding
+    from memrl.llm import Decoding, OnMemory, OnTurn
     from memrl.prompts.messages import Prompt
     from memrl.tokenizer import TextTokenizer
 
@@ -86,7 +86,7 @@ class RemoteLLM:
             model: its name on the server.
             tokenizer: of the served model; with another one, chunks and caps count that one's tokens.
             system: system message; None sends none.
-            concurrency: agents to run at a time, each with one request in flight.
+            concurrency: agents to run at a time, and requests in flight.
             timeout: seconds for one request, from sending it to the last byte of the answer.
             tries: attempts per answer while the server is unreachable, busy or broken; none begins later than 15 minutes after
                 the first.
@@ -106,7 +106,9 @@ class RemoteLLM:
         self.usage: Counter[str] = Counter()
         self.tokenizer, self.concurrency = tokenizer, concurrency
         self.encode = lru_cache(maxsize=16)(tokenizer.encode)  # as in `LocalLLM`
-        self.template = lru_cache(maxsize=None)(lambda text: PromptTemplate(text, PlainMessage(tokenizer)))
+        self.template = lru_cache(maxsize=None)(
+            lambda text, slots=SLOTS: PromptTemplate(text, PlainMessage(tokenizer), slots=slots)
+        )
         # Parameters that can be omitted without changing the request (1 is the default of temperature and top_p, and max_tokens
         # has another name) or, for the seed, with the loss of reproducibility.
         self._optional = ["seed", "max_tokens", *(name for name in ("temperature", "top_p") if getattr(decoding, name) == 1.0)]
@@ -114,9 +116,9 @@ class RemoteLLM:
         self._answered = self._lost_in_a_row = 0
         self._said_at = -SAY_EVERY_S
 
-    def session(self, *identity: int, on_turn: Callable[[Turn], None] | None = None) -> RemoteSession:
+    def session(self, *identity: int, on_turn: OnTurn | None = None, on_memory: OnMemory | None = None) -> RemoteSession:
         """A session for one trajectory. The seeds that are sent depend on `identity` alone, as in `LocalLLM`."""
-        return RemoteSession(self, identity, on_turn)
+        return RemoteSession(self, identity, on_turn, on_memory)
 
     def run(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int | None = None) -> list[T]:
         """Run the coroutines, at most `concurrency` at a time; an EndpointError if the server cannot be reached any more."""
@@ -124,6 +126,7 @@ class RemoteLLM:
 
     async def _run(self, agents: Iterable[Coroutine[Any, Any, T]], concurrency: int) -> list[T]:
         tasks = TaskPool(agents, concurrency)
+        self._free = asyncio.Semaphore(concurrency)
         async with self._open_client() as self._client:
             try:
                 while tasks.start():
@@ -194,9 +197,10 @@ class RemoteLLM:
         self, messages: Sequence[Mapping], max_new_tokens: int, seed: int, tools: Sequence[Mapping] = ()
     ) -> tuple[str, list[dict], str]:
         """The answer to messages in OpenAI's form, its calls, and its finish reason: "stop" or "length"."""
-        completion = await self._retry(
-            lambda: self._create(messages, max_new_tokens, seed, self.timeout, tools), seed, self.tries, self.timeout
-        )
+        async with self._free:
+            completion = await self._retry(
+                lambda: self._create(messages, max_new_tokens, seed, self.timeout, tools), seed, self.tries, self.timeout
+            )
         self.usage.update(prompt_tokens=completion.prompt_tokens, completion_tokens=completion.completion_tokens)
         answer, longest = self.redact(completion.text), LONGEST_TOKEN * max_new_tokens
         calls = completion.tool_calls
@@ -318,4 +322,4 @@ class RemoteSession(BaseSession[RemoteLLM]):
         text, calls, finish_reason = await self._llm.complete(messages, max_new_tokens, self._next_seed(), tools)
         whole = text + calls_in_words(calls)
         response_ids = encode(whole)[:max_new_tokens] if whole else []
-        return self._report(Turn(kind, prompt_ids, response_ids, [], finish_reason, text, calls))
+        return self._report(Turn(kind, prompt_ids, response_ids, [], finish_reason, text, max_new_tokens, tool_calls=calls))

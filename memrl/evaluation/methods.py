@@ -8,20 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memrl.agents import Agent
+from memrl.agents import load_agent_function, make_config, run_agent
+from memrl.agents.agent_config import AgentConfig
 from memrl.agents.agent_file import LIMITS
+from memrl.agents.agent_function import AGENTS
 from memrl.agents.limits import check_agent, check_window, longest_turn, prompt_sizes
-from memrl.agents.memory import AgentConfig, memory_agent
 from memrl.agents.one_shot import OneShotConfig, document_prompt, one_shot_agent
 from memrl.agents.retrieval import K1, B, RetrievalConfig, import_bm25s, retrieval_agent
 from memrl.prompts import PromptTemplate
 from memrl.types import Sample, Trajectory
+from memrl.utils.files import fingerprint
 
 if TYPE_CHECKING:
     from memrl.llm import Session
     from memrl.tokenizer import Tokenizer
 
-METHODS: dict[str, Agent[Any]] = {"memory": memory_agent, "one_shot": one_shot_agent, "retrieval": retrieval_agent}
+METHODS = ("memory", "one_shot", "retrieval")  # that every prompt file has the texts for
 # The settings that make a method's turns shorter, for messages.
 LOWER = {"memory": "agent.chunk_tokens or agent.memory_tokens", "one_shot": "window", "retrieval": "retrieval_tokens"}
 # Tokens of an endpoint's window that stay free: for its chat template, of unknown size, and for the few tokens
@@ -46,7 +48,7 @@ class Method:
     """An agent with its settings.
 
     Attributes:
-        name: one of METHODS; stands in every row.
+        name: one of METHODS, another agent of memrl, or FILE.py:NAME; stands in every row.
     """
 
     name: str
@@ -61,7 +63,8 @@ class Method:
         config, prompts = self.config, self.agent.prompts
         if isinstance(config, AgentConfig):
             shown = {name: getattr(prompts, name) for name in ("memory", "answer", "no_memory", "system")}
-            return {name: getattr(config, name) for name in LIMITS} | {"prompts": shown}
+            settings = {name: getattr(config, name) for name in LIMITS} | {"prompts": shown}
+            return settings if config.function == "memory" else settings | _more_settings(config)
         settings = {name: getattr(config.agent, name) for name in ("answer_tokens", "question_tokens")}
         settings["prompts"] = {"document": document_prompt(prompts), "system": prompts.system}
         if isinstance(config, RetrievalConfig):
@@ -71,14 +74,20 @@ class Method:
 
     async def run(self, llm: "Session", sample: Sample) -> Trajectory:
         """Answer one sample's question."""
-        return await METHODS[self.name](llm, sample, self.config)
+        if isinstance(self.config, AgentConfig):
+            return await run_agent(llm, sample, self.config)
+        if isinstance(self.config, RetrievalConfig):
+            return await retrieval_agent(llm, sample, self.config)
+        return await one_shot_agent(llm, sample, self.config)
 
     def num_turns(self, document_tokens: int) -> int:
-        """Turns of a document with this many tokens."""
-        return -(-document_tokens // self.agent.chunk_tokens) + 1 if self.name == "memory" else 1
+        """Turns of a document with this many tokens; about as many if the agent does not pass over it once."""
+        return -(-document_tokens // self.agent.chunk_tokens) + 1 if isinstance(self.config, AgentConfig) else 1
 
-    def longest_turn(self, tokenizer: "Tokenizer", document_tokens: int | None = None, question_tokens: int | None = None) -> int:
-        """Tokens of the longest turn, prompt and response together; arguments as in `memrl.agents.limits.longest_turn`."""
+    def longest_turn(
+        self, tokenizer: "Tokenizer", document_tokens: int | None = None, question_tokens: int | None = None
+    ) -> int | None:
+        """Tokens of the longest turn, prompt and response together; as `memrl.agents.limits.longest_turn`."""
         config, agent = self.config, self.agent
         if isinstance(config, AgentConfig):
             return longest_turn(tokenizer, config, document_tokens=document_tokens, question_tokens=question_tokens)
@@ -99,7 +108,7 @@ class Method:
         config, agent = self.config, self.agent
         if isinstance(config, AgentConfig):
             if window is not None:
-                check_agent(window, prompt_sizes(tokenizer, agent.prompts), agent, stretch)
+                check_agent(window, prompt_sizes(tokenizer, agent), agent, stretch)
             return
         if config.window is None:
             return
@@ -123,6 +132,14 @@ class Method:
         return PromptTemplate(document_prompt(prompts), tokenizer, prompts.system).num_tokens
 
 
+def _more_settings(config: AgentConfig) -> dict[str, Any]:
+    """What an agent's turns depend on besides limits and the memory agent's prompts."""
+    texts = {name: config.prompts.text(name) for name in load_agent_function(config.function).texts}
+    file = load_agent_function(config.function).file
+    settings = {"function": config.function, "caps": dict(config.caps), "options": config.options_dict(), "texts": texts}
+    return settings | ({} if file is None else {"file": fingerprint([file])})
+
+
 def make_methods(names: Sequence[str], options: MethodOptions, agent: AgentConfig, window: int | None) -> dict[str, Method]:
     """The methods by their names, in this order.
 
@@ -136,12 +153,16 @@ def make_methods(names: Sequence[str], options: MethodOptions, agent: AgentConfi
     limit = _effective_window(options, window)
     made: dict[str, Method] = {}
     for name in (name.strip() for name in names):
-        if name not in METHODS:
-            raise ValueError(f"there is no method {name!r}; there are {', '.join(METHODS)}")
+        if name not in METHODS and name not in AGENTS and ":" not in name:
+            others = ", ".join(agent for agent in AGENTS if agent not in METHODS)
+            raise ValueError(f"there is no method {name!r}; there are {', '.join(METHODS)}, {others}, or FILE.py:NAME")
         if name in made:
             raise ValueError(f"the method {name!r} is given twice; give each method once")
         config: AgentConfig | OneShotConfig | RetrievalConfig = agent
-        if name == "one_shot":
+        if name not in ("one_shot", "retrieval", agent.function):
+            limits = {limit: getattr(agent, limit) for limit in LIMITS}
+            config = make_config(agent.prompts, function=name, **limits)
+        elif name == "one_shot":
             if limit is None:
                 raise ValueError(
                     "the method one_shot needs the endpoint's window, which cannot be read from it; give --window TOKENS"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memrl.agents.agent_config import AgentConfig
 from memrl.agents.limits import check_turn
-from memrl.agents.memory import AgentConfig
 from memrl.evaluation.methods import LOWER, Method
 from memrl.evaluation.options import Options
 from memrl.evaluation.tasks import Task
@@ -89,7 +89,8 @@ class ModelUnderTest:
         # read, and a command with a larger cache reads it again.
         least = {} if any(task.length_unit for task in tasks) else {"document_tokens": 0, "question_tokens": 0}
         for method in methods:
-            check_turn(llm.sampler, method.longest_turn(self.tokenizer, **least), LOWER[method.name])
+            if (longest := method.longest_turn(self.tokenizer, **least)) is not None:
+                check_turn(llm.sampler, longest, LOWER.get(method.name, LOWER["memory"]))
         return llm
 
 

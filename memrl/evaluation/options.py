@@ -19,9 +19,9 @@ class Options:
     lengths: str | None = None
     """Document lengths such as 1,4,16 or 8k,1m: chunks for needle (1,4,16 if not given), tokens for RULER's tasks (8k,16k,32k),
     documents for ruler_hotpotqa (50,100,200). Documents of files keep their length."""
-    methods: str = "memory"
-    """memory (reads chunk by chunk), one_shot (the whole document in the model's window), retrieval (the best passages); several
-    separated by commas."""
+    methods: str | None = None
+    """memory (reads chunk by chunk), one_shot (the whole document in the model's window), retrieval (the best passages), another
+    agent (docs/agents.md) or FILE.py:NAME; several separated by commas. By default the agent that the model was trained with."""
     samples: int | None = bounded(None, at_least=1)
     """Documents per length; if not given 128, or all of a file."""
     repeats: int = bounded(1, at_least=1)

@@ -41,6 +41,8 @@ class _Row(BaseModel):
     depths: list[_Share]
     held: Annotated[str, Field(pattern=r"^[0-9]*$")]
     error: str | None
+    turns: dict[str, _Count] = {}  # not in rows of earlier versions
+    numbers: dict[str, float] = {}
 
 
 def check_row(row: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from dataclasses import asdict, astuple, dataclass, fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from memrl.agents.memory import AgentConfig
+from memrl.agents.agent_config import AgentConfig
 from memrl.evaluation.methods import Method
 from memrl.evaluation.tasks import Length, Task
 from memrl.scoring.evidence import find_answers, is_traceable
@@ -192,12 +192,14 @@ def new_row(sample: Sample) -> Row:
     """The columns of a row that depend on the reading, before it begins.
 
     memory: the last memory.
-    chunks: memory turns.
+    chunks: turns after which the agent told its memory; of the memory agent one per chunk.
+    turns: number of turns by kind.
+    numbers: the agent's own scores of the trajectory.
     tokens, cut_tokens: of the document; those of them that the method did not show.
     prompt_tokens, response_tokens: of all turns.
     seconds: wall-clock time, during which the sampler also worked on other readings.
     peak_gib: peak memory of this process so far: of the GPU if one is used, None if the model runs elsewhere.
-    held: one digit per memory turn, see `retained_digit`; "" if no gold answer can be traced.
+    held: one digit per told memory, see `retained_digit`; "" if no gold answer can be traced.
     """
     return {
         "id": sample.id,
@@ -209,6 +211,8 @@ def new_row(sample: Sample) -> Row:
         "memory": "",
         **score_response("", sample.answers, sample.match),
         **dict.fromkeys(("chunks", "tokens", "cut_tokens", "prompt_tokens", "response_tokens"), 0),
+        "turns": {},
+        "numbers": {},
         "seconds": 0.0,
         "peak_gib": None,
         "depths": depths_of(sample),
@@ -217,8 +221,8 @@ def new_row(sample: Sample) -> Row:
     }
 
 
-def add_turn(row: Row, sample: Sample, turn: Turn) -> None:
-    """Count a turn in the row, and free the parts of it that only training needs: prompts of a long document take much memory.
+def add_turn(row: Row, turn: Turn) -> None:
+    """Count a turn in the row.
 
     Raises:
         ValueError: a token's probability is not a number, so its choice says nothing about the model.
@@ -227,11 +231,18 @@ def add_turn(row: Row, sample: Sample, turn: Turn) -> None:
         raise ValueError("outputs of the model are NaN or infinite: its weights are damaged, or too large for the dtype")
     row["prompt_tokens"] += len(turn.prompt_ids)
     row["response_tokens"] += len(turn.response_ids)
-    if turn.kind == "memory":
-        row["chunks"] += 1
-        row["memory"] = turn.text
-        row["held"] += retained_digit(turn.text, sample.answers, sample.match)
-    turn.prompt_ids, turn.response_logprobs = [], []
+    row["turns"][turn.kind] = row["turns"].get(turn.kind, 0) + 1
+    turn.response_logprobs = []
+
+
+def add_memory(row: Row, sample: Sample, turn: Turn) -> None:
+    """Note the memory after a turn, and free the turn's prompt, which only training needs: those of a long document take much
+    memory, and a turn that ended in a memory begins no conversation that goes on."""
+    memory = turn.memory or ""
+    row["chunks"] += 1
+    row["memory"] = memory
+    row["held"] += retained_digit(memory, sample.answers, sample.match)
+    turn.prompt_ids = []
 
 
 def retained_digit(memory: str, answers: Sequence[str], match: str) -> str:
@@ -266,11 +277,11 @@ async def read_to_row(
     row = new_row(sample)
 
     def record(turn: Turn) -> None:
-        add_turn(row, sample, turn)
+        add_turn(row, turn)
         if on_turn is not None:
             on_turn(turn.kind)
 
-    session = llm.session(*identity, on_turn=record)
+    session = llm.session(*identity, on_turn=record, on_memory=lambda turn, _: add_memory(row, sample, turn))
     began = time.perf_counter()
     try:
         row["tokens"] = len(session.encode(sample.context)) if sample.context.strip() else 0
@@ -280,6 +291,7 @@ async def read_to_row(
     row["seconds"] = round(time.perf_counter() - began, 3)
     row["peak_gib"] = peak_gib() if hasattr(llm, "sampler") else None
     row["cut_tokens"] = int(trajectory.scores.get("cut_tokens", 0))
+    row["numbers"] = {name: float(value) for name, value in trajectory.scores.items() if name != "cut_tokens"}
     row["memory"] = row["memory"] if trajectory.memory is None else trajectory.memory
     row["response"], row["answer"] = trajectory.response, extract_answer(trajectory.response).strip()
     return row | score_response(trajectory.response, sample.answers, sample.match)

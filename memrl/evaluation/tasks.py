@@ -13,13 +13,13 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memrl.agents.memory import AgentConfig
+from memrl.agents.agent_config import AgentConfig
 from memrl.data import load_samples
 from memrl.data.dataset_writer import hash_files
 from memrl.data.needle import make_sample
 from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
-from memrl.utils.lengths import read_length
+from memrl.utils.bounds import read_length
 from memrl.utils.plain_text import printable
 from memrl.utils.seeds import stable_id
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from memrl.utils.bounds import MAX_GIB, MAX_ROWS, MAX_THREADS, bounded, check_options
 from memrl.utils.devices import pick_device, set_threads
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class AgentOverrides:
     """How to read documents; the model's memrl_agent.yaml, or else the default, applies if an option is not given."""
 
+    function: str | None = None
+    """The agent: a name in memrl/agents, or FILE.py:NAME, which is run."""
     prompts: str | None = None
     """Prompt file: a path, or the name of one in memrl/prompts."""
     chunk_tokens: int | None = bounded(None, 1)
@@ -36,6 +38,10 @@ class AgentOverrides:
     """Largest number of tokens of the answer turn."""
     question_tokens: int | None = bounded(None, 1)
     """Largest number of tokens of a question; longer ones are refused."""
+    caps: dict[str, int] | None = None
+    """Largest number of tokens of turns of further kinds, by kind."""
+    options: dict[str, Any] | None = None
+    """The agent's own options."""
 
 
 @dataclass
@@ -112,7 +118,7 @@ def check_reading(
     from memrl.agents.limits import check_agent, prompt_sizes
 
     measured = {"document_tokens": document_tokens, "question_tokens": question_tokens}
-    check_agent(model_window(model, options), prompt_sizes(tokenizer, agent.prompts), agent, stretch(model), **measured)
+    check_agent(model_window(model, options), prompt_sizes(tokenizer, agent), agent, stretch(model), **measured)
 
 
 def stretch(model: str | Path) -> Callable[[int], str]:
@@ -166,7 +172,8 @@ def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", op
         share_prefixes=options.share_prefixes,
         attention=attention,
     )
-    return LocalLLM(sampler, tokenizer, decoding(options), agent.prompts.system, about)
+    most = min(model_window(model, options), sampler.cache_tokens)
+    return LocalLLM(sampler, tokenizer, decoding(options), agent.prompts.system, about, most)
 
 
 def decoding(options: ReaderOptions) -> "Decoding":

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from memrl.agents.memory import AgentConfig, memory_agent
+from memrl.agents import AgentConfig, run_agent
 from memrl.scoring.verify import extract_answer
 from memrl.types import Sample, Turn
 from memrl.utils.plain_text import reason_of
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
     from memrl.llm import LLM
 
 
-@dataclass(frozen=True)
+@dataclass
 class Step:
     """One turn of a reading."""
 
-    kind: str  # "memory" or "answer"
-    text: str  # the new memory, or the response
+    kind: str  # "memory" or "answer", or a word of another agent
+    text: str  # the response
     tokens: int  # sampled, including the stop token
     finish_reason: str  # "stop", or "length" if the cap cut the text off
     seconds: float  # since the end of the step before
+    memory: str | None = None  # the memory after this turn; None if the agent has not told it
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Reading:
     document_tokens: int = 0  # 0 until the document is tokenised
     num_chunks: int = 0
     chunks_read: int = 0
-    steps: list[Step] = field(default_factory=list)  # one per chunk, and the answer
+    steps: list[Step] = field(default_factory=list)  # of the memory agent: one per chunk, and the answer
     response: str = ""  # of the answer turn
     memory: str = ""  # the last one
     memory_tokens: int = 0
@@ -99,20 +100,27 @@ async def read_document(
         before, reading.seconds = reading.seconds, time.perf_counter() - began
         step = Step(turn.kind, turn.text, len(turn.response_ids), turn.finish_reason, reading.seconds - before)
         reading.steps.append(step)
-        if turn.kind == "memory":
-            reading.chunks_read += 1
-            reading.memory, reading.memory_tokens = turn.text, len(session.content_ids(turn))
-        # The agent returns its turns for training; without training, the prompts of a long document only take memory.
-        turn.prompt_ids, turn.response_logprobs = [], []
+        steps[id(turn)] = step
+        if turn.kind != "answer":  # an agent that passes over the document again has read it all after the first pass
+            reading.chunks_read = min(reading.chunks_read + 1, reading.num_chunks)
+        turn.response_logprobs = []
         report(reading)
 
-    session = llm.session(*identity, on_turn=keep)
+    def remember(turn: Turn, memory_ids: list[int]) -> None:
+        reading.memory, reading.memory_tokens = turn.memory or "", len(memory_ids)
+        steps[id(turn)].memory = reading.memory
+        # The agent returns its turns for training; without training, the prompts of a long document only take memory. A turn
+        # that ended in a memory begins no conversation that goes on.
+        turn.prompt_ids = []
+
+    steps: dict[int, Step] = {}
+    session = llm.session(*identity, on_turn=keep, on_memory=remember)
     try:
         reading.document_tokens = len(session.encode(sample.context)) if sample.context.strip() else 0
         reading.num_chunks = -(-reading.document_tokens // agent.chunk_tokens)
         reading.seconds = time.perf_counter() - began  # so that the first step's seconds do not include tokenising
         report(reading)
-        trajectory = await memory_agent(session, sample, agent)
+        trajectory = await run_agent(session, sample, agent)
         reading.response, reading.memory = trajectory.response, trajectory.memory
     except BaseException as error:  # any failure is this document's `error`; the others continue
         reading.error = reason_of(error)

@@ -4,6 +4,7 @@ The formula of each name: docs/metrics.md.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -22,7 +23,11 @@ def rollout_metrics(step_groups: StepGroups) -> dict[str, float]:
     kept = [trajectory for group in step_groups.kept for trajectory in group.trajectories]
     scored = [trajectory for trajectory in trajectories if not trajectory.left_out]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    memory, answer = ([turn for turn in turns if turn.kind == kind] for kind in ("memory", "answer"))
+    kinds = _of_all_ranks({turn.kind for turn in turns}, first=("memory", "answer"))
+    by_kind = {kind: [turn for turn in turns if turn.kind == kind] for kind in kinds}
+    numbers = [trajectory.scores for trajectory in trajectories]
+    names = _of_all_ranks({name for scores in numbers for name in scores} - {"strict", "lenient", "reward"})
+    by_name = {name: [scores[name] for scores in numbers if name in scores] for name in names}
     return means_over_ranks(
         {
             "reward/mean": (sum(t.reward for t in scored), len(scored)),
@@ -35,13 +40,18 @@ def rollout_metrics(step_groups: StepGroups) -> dict[str, float]:
             "rollout/turns": (len(turns), None),
             "rollout/prompt_tokens": (sum(len(t.prompt_ids) for t in turns), len(turns)),
             "rollout/response_tokens": _response_tokens(turns),
-            "rollout/memory_tokens": _response_tokens(memory),
-            "rollout/answer_tokens": _response_tokens(answer),
+            **{f"rollout/{kind}_tokens": _response_tokens(found) for kind, found in by_kind.items()},
             "rollout/truncated": truncated(turns),
-            "rollout/truncated_memory": truncated(memory),
-            "rollout/truncated_answer": truncated(answer),
+            **{f"rollout/truncated_{kind}": truncated(found) for kind, found in by_kind.items()},
+            **{f"scores/{name}": (sum(values), len(values)) for name, values in by_name.items()},
         }
     )
+
+
+def _of_all_ranks(names: set[str], first: Sequence[str] = ()) -> list[str]:
+    """The names that any rank has, in the same order on every rank. Collective."""
+    every = set(distributed.gather_lists(sorted(names)))
+    return [name for name in first if name in every] + sorted(every.difference(first))
 
 
 def update_metrics(updates: list[dict[str, float]]) -> dict[str, float]:

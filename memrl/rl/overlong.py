@@ -1,6 +1,7 @@
 """The penalty of a turn whose length comes close to its cap (soft overlong punishment, DAPO, arXiv 2503.14476, section 3.4)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 
 def overlong_penalty(num_tokens: int, cap: int, buffer: int) -> float:
@@ -25,25 +26,28 @@ def overlong_penalty(num_tokens: int, cap: int, buffer: int) -> float:
     return max(min((cap - buffer - num_tokens) / buffer, 0.0), -1.0)
 
 
-def trajectory_penalty(
-    kinds: Sequence[str], lengths: Sequence[int], caps: Mapping[str, int], buffers: Mapping[str, int]
-) -> float:
+class SampledTurn(Protocol):
+    """What the penalty needs of a turn: see `memrl.types.Turn`."""
+
+    kind: str
+    response_ids: list[int]
+    max_new_tokens: int
+
+
+def trajectory_penalty(turns: Iterable[SampledTurn], buffers: Mapping[str, int]) -> float:
     """A trajectory's penalty: the mean over its turns of a kind, summed over the kinds that have a buffer.
 
-    By the mean, all memory turns of a long document together weigh as much as those of a short one.
+    By the mean, all memory turns of a long document together weigh as much as those of a short one. Each turn's cap is the one
+    that it was sampled with.
 
     Args:
-        kinds, lengths: each turn's kind and number of response tokens.
-        caps, buffers: tokens by kind; a kind without a buffer, or with buffer 0, has no penalty.
+        buffers: tokens by kind; a kind without a buffer, or with buffer 0, has no penalty.
 
-    The result is between minus the number of kinds with a buffer, and 0. Raises ValueError if a kind with a buffer has no cap, or
-    if kinds and lengths differ in number.
+    The result is between minus the number of kinds with a buffer, and 0.
     """
-    total = 0.0
+    turns, total = list(turns), 0.0
     for kind, buffer in buffers.items():
-        if kind not in caps:
-            raise ValueError(f"turns of kind {kind!r} have an overlong buffer but no cap; caps are known for {sorted(caps)}")
-        selected = [length for name, length in zip(kinds, lengths, strict=True) if name == kind]
-        if selected:
-            total += sum(overlong_penalty(length, caps[kind], buffer) for length in selected) / len(selected)
+        found = [overlong_penalty(len(turn.response_ids), turn.max_new_tokens, buffer) for turn in turns if turn.kind == kind]
+        if found:
+            total += sum(found) / len(found)
     return total

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from memrl.agents import AgentConfig, memory_agent
+from memrl.agents import AgentConfig, run_agent
 from memrl.config import RLOptions
 from memrl.data.training_source import Source
 from memrl.llm import LocalLLM
@@ -14,6 +14,7 @@ from memrl.rl.overlong import trajectory_penalty
 from memrl.rl.packing import TrainTurn
 from memrl.scoring.reward_pool import RewardPool
 from memrl.types import Group, Sample, Trajectory
+from memrl.utils.plain_text import reason_of
 
 
 @dataclass
@@ -84,7 +85,10 @@ def collect_groups(
 
     async def rollout(group_id: int, index: int) -> Trajectory:
         sample = samples[group_id]
-        trajectory = await memory_agent(llm.session(seed, step, group_id, index), sample, agent)
+        try:
+            trajectory = await run_agent(llm.session(seed, step, group_id, index), sample, agent)
+        except Exception as error:  # one broken trajectory does not end the run; a step without any other ends it
+            return rewards.leave_out(f"agent {agent.function}: {reason_of(error)}")
         await rewards.score(trajectory, sample)
         return trajectory
 
@@ -103,7 +107,7 @@ def has_signal(group: Group) -> bool:
     return len({trajectory.reward for trajectory in with_reward(group)}) > 1
 
 
-def assign_advantages(groups: list[Group], rl: RLOptions, agent: AgentConfig) -> dict[int, list[TrainTurn]]:
+def assign_advantages(groups: list[Group], rl: RLOptions) -> dict[int, list[TrainTurn]]:
     """Each group's training turns, by group id; sets every trajectory's `penalty` and `advantage`.
 
     The advantage of a trajectory comes from its reward plus its overlong penalty; `rl.credit` sets the share of it on each turn.
@@ -111,15 +115,10 @@ def assign_advantages(groups: list[Group], rl: RLOptions, agent: AgentConfig) ->
     signal with `drop_flat_groups` and with dynamic sampling (with `denominator` all they stay, to be counted only); turns that
     reached their token cap with `overlong_filter`. A group that is left out has an empty list, a trajectory advantage 0.
     """
-    caps = {"memory": agent.memory_tokens, "answer": agent.answer_tokens}
-    buffers = {"memory": rl.overlong_buffer_memory, "answer": rl.overlong_buffer_answer}
-    filtered = {"none": (), "all": tuple(caps)}.get(rl.overlong_filter, (rl.overlong_filter,))
     drop_flat = rl.drop_flat_groups or rl.dynamic_rounds > 0
     turns: dict[int, list[TrainTurn]] = {group.id: [] for group in groups}
     for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
-        kinds = [turn.kind for turn in trajectory.turns]
-        lengths = [len(turn.response_ids) for turn in trajectory.turns]
-        trajectory.penalty = rl.overlong_penalty * trajectory_penalty(kinds, lengths, caps, buffers)
+        trajectory.penalty = rl.overlong_penalty * trajectory_penalty(trajectory.turns, rl.overlong_buffers)
         trajectory.advantage = 0.0
     compared = [(group, trajectory) for group in groups if len(own := with_reward(group)) > 1 for trajectory in own]
     if not compared:
@@ -134,7 +133,8 @@ def assign_advantages(groups: list[Group], rl: RLOptions, agent: AgentConfig) ->
             continue
         shares = credit_shares(len(trajectory.turns), rl.credit)
         for turn, share in zip(trajectory.turns, shares, strict=True):
-            if not (turn.kind in filtered and turn.finish_reason == "length"):
+            is_filtered = turn.kind in rl.overlong_filter or "all" in rl.overlong_filter
+            if not (is_filtered and turn.finish_reason == "length"):
                 train_turn = TrainTurn(turn, advantage * share, group.id, trajectory_id, only_counted=is_dropped)
                 turns[group.id].append(train_turn)
     return turns

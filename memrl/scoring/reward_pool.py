@@ -82,14 +82,25 @@ class RewardPool(contextlib.AbstractContextManager):
             scores, error = verifier_scores(trajectory.response, sample.answers, sample.match), ""
         else:
             scores, error = await asyncio.wrap_future(self._threads.submit(self._call, trajectory.response, sample))
-        trajectory.scores, trajectory.error = scores, error
+        own, trajectory.error = trajectory.scores, error
         trajectory.reward = scores["strict"] if self._function is None else scores.get("reward", 0.0)
+        trajectory.scores = own | scores
         trajectory.left_out = bool(error) and self._on_error == "skip"
-        if error and error not in self._printed and len(self._printed) < ERRORS_PRINTED:
-            self._printed.add(error)
-            note = "; further kinds of errors are counted, not printed" if len(self._printed) == ERRORS_PRINTED else ""
+        if error:
             what = "left out" if self._on_error == "skip" else "reward 0"
-            print(f"reward function {self._function}: {error}; {what}{note}", file=sys.stderr, flush=True)
+            self._tell(f"reward function {self._function}: {error}; {what}")
+
+    def leave_out(self, error: str) -> Trajectory:
+        """A trajectory without turns and reward, for an agent that failed."""
+        self._tell(f"{error}; left out")
+        return Trajectory(scores=verifier_scores("", []), error=error, left_out=True)
+
+    def _tell(self, line: str) -> None:
+        """Print a kind of error once."""
+        if line not in self._printed and len(self._printed) < ERRORS_PRINTED:
+            self._printed.add(line)
+            note = "; further kinds of errors are counted, not printed" if len(self._printed) == ERRORS_PRINTED else ""
+            print(f"{line}{note}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Kill all workers at once; scores in progress are lost."""

@@ -44,7 +44,7 @@ def dry_run(config: TrainConfig, gpus: str | None, gpu_gib: float | None) -> int
     if config.model.path is None:
         raise ValueError("the dry run needs a model; give --model.path DIR, a folder with its config.json")
     sizes = count_sizes(read_config(config.model.path), weights_dtype(config.model), config.model.lora_rank)
-    longest, source = longest_tokens(config.agent, config.model.path)
+    longest, source = longest_tokens(config.agent, config.model.path, config.rl.micro_batch_tokens)
     check_sizes(config, sizes, longest)
     plans = [plan_memory(config, sizes, count) for count in counts]
     print(describe(config, sizes, longest, source))
@@ -69,28 +69,33 @@ def parse_gpus(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def longest_tokens(options: AgentOptions, model_folder: str) -> tuple[int, str]:
+def longest_tokens(options: AgentOptions, model_folder: str, bound: int) -> tuple[int, str]:
     """Tokens of the longest turn within the agent's limits, and how the template's part of them was counted.
+
+    Args:
+        bound: taken for an agent that does not say how long its turns can be.
 
     Raises:
         ValueError: it is longer than the model's window.
     """
-    from memrl.agents.limits import PromptSizes, prompt_sizes, turn_tokens
+    from memrl.agents import load_agent_function
+    from memrl.agents.limits import prompt_sizes, turn_tokens
     from memrl.training.inputs import build_agent, check_window
 
     agent = build_agent(options)
     if any((Path(model_folder) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         from memrl.tokenizer import load_tokenizer
 
-        sizes, source = prompt_sizes(load_tokenizer(model_folder), agent.prompts), "with the folder's tokenizer"
+        sizes, source = prompt_sizes(load_tokenizer(model_folder), agent), "with the folder's tokenizer"
     else:
         system = agent.prompts.system or ""
-        memory, answer = (
-            CHAT_TOKENS + len(text + system) // CHARACTERS_PER_TOKEN for text in (agent.prompts.memory, agent.prompts.answer)
-        )
-        sizes, source = PromptSizes(memory, answer, 0), f"the prompt's words estimated, since {model_folder} holds no tokenizer"
+        texts = {name: agent.prompts.text(name) for name, slots in load_agent_function(agent.function).texts.items() if slots}
+        sizes = {name: CHAT_TOKENS + len(text + system) // CHARACTERS_PER_TOKEN for name, text in texts.items()}
+        sizes |= dict.fromkeys(load_agent_function(agent.function).texts.keys() - sizes.keys(), 0)
+        source = f"the prompt's words estimated, since {model_folder} holds no tokenizer"
     check_window(model_folder, sizes, agent)
-    return turn_tokens(sizes, agent), source
+    longest = turn_tokens(sizes, agent)
+    return (bound, "rl.micro_batch_tokens, as the agent names no bound") if longest is None else (longest, source)
 
 
 def check_sizes(config: TrainConfig, sizes: ModelSizes, longest: int) -> None:

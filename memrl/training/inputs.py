@@ -2,19 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from modulefinder import ModuleFinder
 from pathlib import Path
 
-from memrl.agents import AgentConfig
-from memrl.agents.limits import PromptSizes, check_agent
-from memrl.agents.memory import encode_question
+from memrl.agents import AgentConfig, load_agent_function, make_config
+from memrl.agents.agent_config import encode_question
+from memrl.agents.limits import check_agent
 from memrl.config import AgentOptions, DataOptions, TrainConfig
 from memrl.data import Samples, load_samples
 from memrl.data.training_source import FileSource, NeedleSource, Source
 from memrl.model.hf_config import longest_text, read_config, yarn_for
-from memrl.prompts import load_prompts
 from memrl.tokenizer import TOKENIZER_FILES, Tokenizer
 from memrl.types import Sample
 from memrl.utils.checksums import hash_files
@@ -24,11 +23,10 @@ WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
 
 
 def build_agent(options: AgentOptions) -> AgentConfig:
-    limits = asdict(options)
-    return AgentConfig(load_prompts(limits.pop("prompts")), **limits)
+    return make_config(**asdict(options))
 
 
-def check_window(model: str | Path, sizes: PromptSizes, agent: AgentConfig) -> None:
+def check_window(model: str | Path, sizes: Mapping[str, int], agent: AgentConfig) -> None:
     """Raise ValueError if a turn can be longer than the window of the model in this folder."""
 
     def stretch(tokens: int) -> str:
@@ -71,8 +69,13 @@ def run_inputs(agent: AgentConfig, config: TrainConfig) -> dict[str, str]:
     Files are read whole (0.6 s per GB and thread): another file of the same size is another run. Raises ValueError if the data
     cannot be read.
     """
-    prompts = json.dumps(asdict(agent.prompts), sort_keys=True)
-    inputs = {"prompts": hashlib.sha256(prompts.encode()).hexdigest()[:16]}
+    prompts = asdict(agent.prompts)
+    if not prompts["texts"]:
+        del prompts["texts"]  # runs from before there were such texts stay the same
+    inputs = {"prompts": hashlib.sha256(json.dumps(prompts, sort_keys=True).encode()).hexdigest()[:16]}
+    if (file := load_agent_function(agent.function).file) is not None:
+        inputs["agent"] = fingerprint([file])
+        inputs["agent_modules"] = hash_files(imported_files(file))
     if config.model.path is not None:
         model = Path(config.model.path)
         inputs["weights"] = hash_files(_files(model, WEIGHTS))

@@ -29,7 +29,7 @@ from memrl.engine.load import load_policy
 from memrl.kernels.attention import pick_attention
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import load_model, save_model
-from memrl.model.hf_config import read_config
+from memrl.model.hf_config import longest_text, read_config
 from memrl.rl.health import RunError, StepWatch, first_not_finite, first_update_warnings, on_all_ranks
 from memrl.rl.metrics import rollout_metrics, update_metrics
 from memrl.rl.packing import TrainTurn
@@ -90,14 +90,16 @@ class Trainer:
         config, device = self.config, distributed.device()
         check_questions(config.validation.path, self.validation_samples, self.tokenizer, self.agent)
         check_questions(config.data.path, training, self.tokenizer, self.agent)
-        check_window(start, prompt_sizes(self.tokenizer, self.agent.prompts), self.agent)
+        check_window(start, prompt_sizes(self.tokenizer, self.agent), self.agent)
+        self._window = longest_text(read_config(start))
         self._check_longest_turn(config.rl.micro_batch_tokens, "rl.micro_batch_tokens is")
         if device.type == "cuda":
             memory = torch.cuda.get_device_properties(device).total_memory
             check_fits(config, read_config(start), distributed.world_size(), memory)
 
     def _check_longest_turn(self, limit: int, setting: str) -> None:
-        if (longest := longest_turn(self.tokenizer, self.agent)) > limit:
+        longest = longest_turn(self.tokenizer, self.agent)
+        if longest is not None and longest > limit:
             raise ValueError(
                 f"the agent's limits allow turns of {longest} tokens, and {setting} {limit}; raise it, or lower the limits"
             )
@@ -124,7 +126,8 @@ class Trainer:
         self._check_longest_turn(self.sampler.cache_tokens, "rollout.cache_gib has room for")
 
     def _make_llm(self, decoding: Decoding) -> LocalLLM:
-        return LocalLLM(self.sampler, self.tokenizer, decoding, self.agent.prompts.system)
+        most = min(self._window, self.sampler.cache_tokens, self.config.rl.micro_batch_tokens)
+        return LocalLLM(self.sampler, self.tokenizer, decoding, self.agent.prompts.system, max_turn_tokens=most)
 
     def resume(self, first_step: int) -> None:
         """Load what was saved after `first_step` steps; nothing for step 0."""
@@ -182,7 +185,7 @@ class Trainer:
         groups = on_all_ranks(lambda: collect_step(self.llm, self.source, self.agent, self.rewards, rl, **options))
         self.sampler.release()  # the update needs the memory, and the cached keys and values belong to the old weights
         sampled = time.perf_counter()
-        updates = self._update(step, assign_advantages(groups.kept, rl, self.agent))
+        updates = self._update(step, assign_advantages(groups.kept, rl))
         self._update_replica(f"after step {step + 1} the weights are")
         metrics = {"step": step + 1} | rollout_metrics(groups) | update_metrics(updates)
         finished = time.perf_counter()

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 
-from memrl.agents import AgentConfig, memory_agent
+from memrl.agents import AgentConfig, run_agent
 from memrl.config import DataOptions, ValidationOptions
 from memrl.data import load_samples
 from memrl.data.needle import make_sample
@@ -15,6 +15,7 @@ from memrl.rl.health import on_all_ranks
 from memrl.rl.metrics import means_over_ranks, truncated
 from memrl.scoring.reward_pool import RewardPool
 from memrl.types import Sample, Trajectory
+from memrl.utils.plain_text import reason_of
 from memrl.utils.seeds import row_seed
 
 STREAM = 7_000_003  # keeps documents and random numbers of validation apart from those of training and of the report
@@ -50,7 +51,10 @@ def validate_policy(
     started = time.perf_counter()
 
     async def read(index: int, repeat: int) -> Trajectory:
-        trajectory = await memory_agent(llm.session(STREAM, seed, index, repeat), samples[index], agent)
+        try:
+            trajectory = await run_agent(llm.session(STREAM, seed, index, repeat), samples[index], agent)
+        except Exception as error:
+            return rewards.leave_out(f"agent {agent.function}: {reason_of(error)}")
         await rewards.score(trajectory, samples[index])
         return trajectory
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import Field, field, fields, is_dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -95,3 +96,9 @@ def _allowed(number: float, bounds: Bounds, may_be_none: bool) -> str:
 def _short(number: float) -> str:
     text = str(number)
     return text if len(text) <= 30 else f"{text[:20]}... ({len(text)} digits)"
+
+
+def read_length(text: str) -> int | None:
+    """`800`, `32k` or `1m` (k is 1024, m is 1024 * 1024) as a whole number of at least 1; None for anything else."""
+    match = re.fullmatch(r"\s*(\d{1,15})\s*([kKmM]?)\s*", text, re.ASCII)
+    return int(match[1]) * {"": 1, "k": 1024, "m": 1024**2}[match[2].lower()] or None if match else None
