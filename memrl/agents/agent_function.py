@@ -27,7 +27,7 @@ from memrl.utils.user_file import load_user_function
 if TYPE_CHECKING:
     from memrl.agents import Agent
 
-AGENTS = ("memory",)
+AGENTS = ("memory", "chat", "tools")
 
 
 @dataclass(frozen=True)
