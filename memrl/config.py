@@ -20,6 +20,8 @@ class ModelOptions:
 
     path: str | None = None
     """Hugging Face folder of the model to train; without one, the miniature's model is made from random weights and warmed up."""
+    miniature: str = "needle"
+    """Without a path: the language of the miniature and the lessons that its start is taught (memrl/miniature/registry.py)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the weights; auto keeps the checkpoint's."""
     attention: Literal["auto", "eager", "sdpa", "flash", "triton"] = "auto"

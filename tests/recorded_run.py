@@ -49,6 +49,9 @@ def words(response, answers, metadata):
 NO_REWARD = "def words(response, answers, metadata):\n    raise ValueError('never a reward')\n"
 
 
+AGENT = Path(__file__).with_name("own_agent.py").read_text()
+
+
 def make_inputs(folder: Path) -> None:
     """Model, prompts, data, reward function: the files that BASE names. Every question occurs once, and names its data set.
 
@@ -82,6 +85,8 @@ def make_inputs(folder: Path) -> None:
         lines[-1]["file"] = str(document)
         write_lines(folder / "tasks" / f"{name}.jsonl", lines)
         write_lines(folder / "tasks" / f"other_{name}.jsonl", lines[::-1])
+    (folder / "agents.py").write_text(AGENT)
+    (folder / "other_agents.py").write_text(AGENT.replace('ORDER = "forwards"', 'ORDER = "backwards"'))
     (folder / "reward.py").write_text(REWARD)
     (folder / "other_reward.py").write_text(REWARD.replace("% 3", "% 2"))
     (folder / "no_reward.py").write_text(NO_REWARD)
@@ -111,6 +116,9 @@ BASE: dict[str, Any] = {
     "data.path": "tasks/data.jsonl",
     "data.allow_files": True,
     "data.shuffle": False,
+    "agent.function": "agents.py:read",
+    "agent.caps": {"check": 99},
+    "agent.options": {"twice": False},
     "agent.prompts": "prompts.yaml",
     "agent.chunk_tokens": 5,
     "agent.memory_tokens": 4,
@@ -179,7 +187,14 @@ BASE: dict[str, Any] = {
     "log.wandb_project": "project",
 }
 # The loss needs whole distributions; adapters and offloaded weights exclude other settings; the rest is for the miniature alone.
-ONLY_DEFAULT = {"rollout.top_p", "rollout.top_k", "model.lora_rank", "model.lora_alpha", "engine.offload_params"}
+ONLY_DEFAULT = {
+    "model.miniature",
+    "rollout.top_p",
+    "rollout.top_k",
+    "model.lora_rank",
+    "model.lora_alpha",
+    "engine.offload_params",
+}
 # What makes the run a miniature of the smallest size.
 MINIATURE: dict[str, Any] = {
     "model.path": None,
@@ -201,7 +216,7 @@ MINIATURE: dict[str, Any] = {
     "report.samples_long": 1,
     "report.max_rows": 33,
 }
-FILES = ("model.path", "data.path", "agent.prompts", "reward.function", "validation.path")
+FILES = ("model.path", "agent.function", "data.path", "agent.prompts", "reward.function", "validation.path")
 
 
 def make_config(folder: Path, settings: dict[str, Any]) -> TrainConfig:

@@ -431,7 +431,7 @@ def test_each_rank_reads_a_part_of_a_checkpoint_and_all_of_it_is_read(run, monke
 
 
 def test_a_start_that_is_no_longer_what_the_run_made_is_refused(tmp_path):
-    from memrl.training.miniature_start import check_start
+    from memrl.miniature.start import check_start
     from memrl.utils.checksums import write_sums
 
     start = tmp_path / "start"

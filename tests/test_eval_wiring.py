@@ -2,6 +2,7 @@
 
 import importlib
 from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,9 @@ from memrl.reading.open_model import AgentOverrides, ReaderOptions
 from tests.tiny_folder import make_folder
 
 ENDPOINT = ["--endpoint", "http://localhost:9/v1", "--tokenizer", "MODEL", "--window", "5000"]
+
+
+OWN = f"{Path(__file__).with_name('own_agent.py')}:read"
 
 
 def has_method(run, name, **expected) -> bool:
@@ -69,6 +73,15 @@ CASES = {
     "passage_tokens": (
         ["--methods", "retrieval", "--passage_tokens", "70"],
         lambda run: has_method(run, "retrieval", passage_tokens=70),
+    ),
+    "agent.function": (["--agent.function", OWN], lambda run: has_method(run, OWN, function=OWN)),
+    "agent.caps": (
+        ["--agent.function", OWN, "--agent.caps.check", "3"],
+        lambda run: run.agent.caps == {"check": 3, "other": 5},
+    ),
+    "agent.options": (
+        ["--agent.function", OWN, "--agent.options.twice", "true"],
+        lambda run: run.agent.options_dict() == {"twice": True},
     ),
     "agent.prompts": (["--agent.prompts", "miniature"], lambda run: run.agent.prompts == load_prompts("miniature")),
     "agent.chunk_tokens": (

@@ -23,6 +23,7 @@ BASE = {"files": "{a}", "--question": "name ?", "--model": "{model}"}
 ANOTHER = object()  # any other value than without the option
 MAPPED = {"--device": "map"}
 THREADS = (os.cpu_count() or 1) + 1  # other than any default
+OWN = f"{Path(__file__).with_name('own_agent.py')}:read"
 # For each option: what is added to the command line, what is looked at, and what it must be then and must not be without.
 OPTIONS: dict[str, tuple[dict[str, str], Callable[[SimpleNamespace], Any], Any]] = {
     "files": ({"files": "{b}"}, lambda seen: seen.samples[0].context, "stone river"),
@@ -46,6 +47,13 @@ OPTIONS: dict[str, tuple[dict[str, str], Callable[[SimpleNamespace], Any], Any]]
     "device": (MAPPED, lambda seen: seen.mapped is not None, True),
     "max_memory": (MAPPED | {"--max_memory": "cpu=1GiB"}, lambda seen: seen.mapped, {"cpu": "1GiB"}),
     "threads": ({"--threads": str(THREADS)}, lambda seen: seen.threads, THREADS),
+    "agent.function": ({"--agent.function": OWN}, lambda seen: seen.agent.function, OWN),
+    "agent.caps": ({"--agent.function": OWN, "--agent.caps.check": "2"}, lambda seen: seen.agent.caps.get("check"), 2),
+    "agent.options": (
+        {"--agent.function": OWN, "--agent.options.twice": "true"},
+        lambda seen: seen.agent.options_dict(),
+        {"twice": True},
+    ),
     "agent.prompts": ({"--agent.prompts": "miniature"}, lambda seen: seen.agent.prompts, load_prompts("miniature")),
     "agent.chunk_tokens": ({"--agent.chunk_tokens": "5"}, lambda seen: (seen.agent.chunk_tokens, seen.chunks), (5, 2)),
     "agent.memory_tokens": ({"--agent.memory_tokens": "2"}, lambda seen: (seen.agent.memory_tokens, seen.longest), (2, 3)),

@@ -34,6 +34,7 @@ LAYERS = [
     "rl",
     "evaluation",
     "report",
+    "miniature",
     "training",
     "commands",
 ]

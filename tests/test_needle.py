@@ -10,11 +10,12 @@ from memrl.agents import AgentConfig
 from memrl.config import DataOptions, WarmStartOptions
 from memrl.data.needle import NAMES, SENTENCE_WORDS, WORDS, build_tokenizer, make_chunk, make_sample
 from memrl.data.training_source import NeedleSource
+from memrl.miniature import start as warmstart
+from memrl.miniature.needle_lessons import lesson, needle_lessons
 from memrl.model import PackedContext
 from memrl.prompts import load_prompts
 from memrl.scoring.verify import strict_match
 from memrl.tokenizer import Tokenizer, load_tokenizer
-from memrl.training import miniature_start as warmstart
 
 AGENT = AgentConfig(load_prompts("miniature"), 25, 6, 8, 4)
 
@@ -120,7 +121,7 @@ def test_teacher_writes_the_needle_keeps_what_it_knows_and_has_one_bad_habit():
     rng = random.Random(1)
     habit = chances = 0
     for _ in range(4000):
-        text, slots, response = warmstart.lesson(rng, 0.5, AGENT)
+        text, slots, response = lesson(rng, 0.5, AGENT)
         name = slots["question"].split()[1]
         known = slots["memory"] if slots["memory"].split()[0] == name else f"{name} none"
         if text == AGENT.prompts.answer:
@@ -140,7 +141,8 @@ def test_teacher_writes_the_needle_keeps_what_it_knows_and_has_one_bad_habit():
 
 
 def test_lessons_are_the_agents_own_prompts(tokenizer):
-    batch = next(warmstart.lesson_batches(random.Random(0), WarmStartOptions(batch_size=4), tokenizer, AGENT))
+    lessons = needle_lessons(random.Random(0), WarmStartOptions(), tokenizer, AGENT)
+    batch = next(warmstart.lesson_batches(lessons, 4))
     first = batch.ids[: batch.seq_lens[0]].tolist()
     words = tokenizer.hf.decode(first).split()
     assert words[:3] == ["<|user|>", "question", "code"] and words[3] in NAMES and "<|assistant|>" in words
@@ -153,7 +155,7 @@ def test_warm_start_is_reproducible(tokenizer):
     models = [warmstart.build_model(tokenizer.vocab_size, seed=5) for _ in range(2)]
     start = models[0].model.norm.weight.clone()
     for model in models:
-        warmstart.warm_up(model, tokenizer, AGENT, options, seed=5)
+        warmstart.warm_up(model, tokenizer, needle_lessons, AGENT, options, seed=5)
     for (name, one), two in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         assert torch.equal(one, two), name
     assert not torch.equal(models[0].model.norm.weight, start)

@@ -206,8 +206,8 @@ def test_the_dry_run_refuses_a_turn_beyond_the_window(tmp_path, has_tokenizer):
 
 def test_the_miniatures_turns_fit_into_its_window():
     from memrl.data.needle import build_tokenizer
+    from memrl.miniature.start import build_model
     from memrl.tokenizer import Tokenizer
-    from memrl.training.miniature_start import build_model
 
     tokenizer = Tokenizer(build_tokenizer())
     agent = build_agent(train.parse([]).agent)

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
-from memrl.agents.agent_file import load_agent
+from memrl.agents import AgentConfig
+from memrl.agents.agent_file import FILE_NAME, load_agent
 from memrl.config import TrainConfig, flatten
 from memrl.engine import distributed
 from memrl.model.lora import LoraLinear
@@ -57,6 +59,9 @@ TABLE: dict[str, Row | list[Row]] = {
     "data.min_chunks": Row(9, {"documents"}, GENERATED | {"data.max_chunks": 9}),
     "data.max_chunks": Row(4, {"documents", "validation documents", "trained to"}, MINIATURE),
     "data.shuffle": Row(True, {"questions"}),
+    "agent.function": Row("other_agents.py:read", {"agent function", "inputs", *READING}),
+    "agent.caps": Row({"check": 2}, {"agent caps", "caps", "validation caps"}),
+    "agent.options": Row({"twice": True}, {"agent options", "documents", "validation documents", *READING}),
     "agent.prompts": Row("other_prompts.yaml", {"agent prompts", "inputs", *READING}),
     "agent.chunk_tokens": Row(6, {"agent chunk_tokens", "documents", "validation documents"}),
     "agent.memory_tokens": Row(5, {"agent memory_tokens", "caps", "validation caps"}),
@@ -136,6 +141,7 @@ TABLE: dict[str, Row | list[Row]] = {
     "report.max_rows": Row(34, {"report rows"}, MINIATURE),
 }
 ELSEWHERE = {
+    "model.miniature": test_wiring_values.test_the_miniatures_name_chooses_its_start,  # the others have other prompts
     "resume": test_wiring_values.test_resume_reaches_the_folder,  # it needs a second run
     "data.allow_files": test_wiring_values.test_files_outside_the_datas_folder_are_read_with_leave_alone,  # without it, no run
 }
@@ -189,8 +195,18 @@ def record(run: RecordedRun) -> dict[str, Any]:
     found |= {f"sampler {name}": value for name, value in run.sampler.options.items() if name != "attention"}
     found |= {f"reward {name}": value for name, value in run.rewards.arguments.items()}
     found |= of_policy(run) | of_logs(run)
-    found |= {f"agent {name}": value for name, value in vars(load_agent(run.folder / "model")).items()}
+    agent = saved_agent(run)
+    found |= {f"agent {name}": value for name, value in vars(agent).items()} | {"agent options": agent.options_dict()}
     return found | {f"tracker {name}": value for name, value in run.tracker.options.items()}
+
+
+def saved_agent(run: RecordedRun) -> AgentConfig:
+    """The agent in the trained model's folder, which names the user's file and does not run it by itself."""
+    folder = run.folder / "model"
+    named = yaml.safe_load((folder / FILE_NAME).read_text())["function"]
+    with pytest.raises(ValueError, match=f"--agent.function {named}"):
+        load_agent(folder)
+    return load_agent(folder, function=named)
 
 
 def of_requests(run: RecordedRun, requests: list) -> dict[str, Any]:

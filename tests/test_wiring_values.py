@@ -1,12 +1,14 @@
 """What a run with every setting off its default does, in numbers: compared with the settings themselves, and computed by hand."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from memrl.config import DataOptions
 from memrl.engine import distributed
+from memrl.miniature.registry import MINIATURES
 from memrl.model import load_model
 from memrl.rl.packing import TrainTurn
 from memrl.rl.update import split_groups
@@ -18,7 +20,7 @@ from memrl.utils.files import fingerprint
 from memrl.utils.seeds import row_seed
 from tests.by_hand import learning_rate, train_by_hand
 from tests.plain_deepspeed import PlainEngine
-from tests.recorded_run import BASE, RecordedRun, make_inputs, recorded_run
+from tests.recorded_run import BASE, MINIATURE, RecordedRun, make_inputs, recorded_run
 from tests.test_rollout import assign, finished_group
 
 # Another loss, to the sampler's own log-probabilities.
@@ -144,7 +146,10 @@ def test_the_best_policy_has_the_weights_of_its_step(runs, inputs):
 
 def test_fingerprints_are_of_the_files_that_the_settings_name(base, inputs):
     found = json.loads((base.folder / "inputs.json").read_text())
-    assert found.keys() == {"prompts", "weights", "tokenizer", "data", "documents", "reward", "reward_modules"}
+    assert found.keys() == {
+        *("prompts", "agent", "agent_modules", "weights", "tokenizer"),
+        *("data", "documents", "reward", "reward_modules"),
+    }
     assert found["data"] == fingerprint([inputs / "tasks" / "data.jsonl"])
     assert found["documents"] == hash_files([inputs / "tasks" / "data.jsonl", inputs / "data.txt"])
     assert found["reward"] == fingerprint([inputs / "reward.py"])
@@ -214,6 +219,14 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(runs, inputs, monkeypatc
         assert (resumed.folder / name).read_bytes() == (whole.folder / name).read_bytes(), name
     assert resumed.engine.rates == whole.engine.rates[2:]
     assert (whole.tracker.first_step, resumed.tracker.first_step) == (0, 1)
+
+
+def test_the_miniatures_name_chooses_its_start(monkeypatch, tmp_path, inputs):
+    monkeypatch.setitem(MINIATURES, "other", replace(MINIATURES["needle"], num_layers=1))
+    settings = BASE | MINIATURE | {"report.lengths": [], "validation.every": 0}
+    for name, layers in (("needle", 2), ("other", 1)):
+        made = recorded_run(monkeypatch, tmp_path / name, settings | {"model.miniature": name}, inputs)
+        assert json.loads((made.folder / "start" / "config.json").read_text())["num_hidden_layers"] == layers
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 from memrl.agents import AgentConfig
 from memrl.config import RewardOptions, TrainConfig
 from memrl.engine import distributed
+from memrl.miniature.registry import find_miniature
 from memrl.model import load_model, read_config
 from memrl.report.curves import plot_curves
 from memrl.rl.health import RunError
@@ -64,6 +65,8 @@ def _run(config: TrainConfig, stop: GracefulStop) -> None:
         check_tracking(config.log)
         if config.model.path is not None:
             read_config(config.model.path)  # a model that cannot be used must not leave a run folder
+        else:
+            find_miniature(config.model.miniature)
         agent = build_agent(config.agent)
         # Before the folder is opened: an error in the reward function must not cost a warm start nor fix the folder's settings.
         rewards = start_rewards(config.reward)
@@ -128,7 +131,7 @@ def _train(trainer: Trainer, first_step: int, stop: GracefulStop) -> int:
 
 def _warm_start(config: TrainConfig, folder: RunFolder, agent: AgentConfig) -> Path:
     """The miniature's initial model: rank 0 trains it once per run and writes a Hugging Face folder."""
-    from memrl.training.miniature_start import check_start, make_start
+    from memrl.miniature.start import check_start, make_start
 
     start = folder.path / "start"
 
@@ -136,7 +139,7 @@ def _warm_start(config: TrainConfig, folder: RunFolder, agent: AgentConfig) -> P
         if start.exists():
             check_start(start)
         else:
-            make_start(start, agent, config.warm_start, config.seed)
+            make_start(start, find_miniature(config.model.miniature), agent, config.warm_start, config.seed)
 
     distributed.done_by_rank_0(make_or_check)
     return start

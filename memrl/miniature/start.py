@@ -1,9 +1,7 @@
-"""Make the miniature's start: train random weights, in under a minute, to read documents with one systematic error.
+"""Make a miniature's start: train random weights, in minutes, on single turns.
 
 A small model trained on the task alone does not learn to look things up in reasonable time. So it first learns that on random
-text that quotes itself, and then the form of the task from a teacher with one error: if a chunk *ends* in a fact about another
-name, the teacher mostly replaces the memory by that fact. A model that copies this teacher answers short documents and loses the
-answer in long ones. Reinforcement learning must unlearn the error from right and wrong answers alone.
+text that quotes itself, and then the form of the task from the lessons of its miniature.
 """
 
 import math
@@ -19,11 +17,10 @@ from torch import Tensor, nn
 from memrl.agents import AgentConfig
 from memrl.agents.agent_file import save_agent
 from memrl.config import WarmStartOptions
-from memrl.data.needle import NAMES, SENTENCE_WORDS, build_tokenizer, draw_name, draw_values, fact, make_chunk
+from memrl.miniature.registry import MakeLessons, Miniature
 from memrl.model import PackedContext, Transformer, TransformerConfig, save_model
 from memrl.model.loader import from_scratch
 from memrl.model.positions import RopeConfig
-from memrl.prompts import PromptTemplate
 from memrl.rl.packing import TrainTurn, pack_turns
 from memrl.tokenizer import Tokenizer
 from memrl.types import Turn
@@ -43,12 +40,12 @@ class Batch(NamedTuple):
     targets: Tensor
 
 
-def make_start(folder: Path, agent: AgentConfig, options: WarmStartOptions, seed: int) -> None:
+def make_start(folder: Path, miniature: Miniature, agent: AgentConfig, options: WarmStartOptions, seed: int) -> None:
     """Write the warmed-up miniature as a Hugging Face folder."""
-    tokenizer = Tokenizer(build_tokenizer())
-    model = build_model(tokenizer.vocab_size, seed)
+    tokenizer = Tokenizer(miniature.build_tokenizer())
+    model = build_model(tokenizer.vocab_size, seed, miniature.num_layers, miniature.num_heads)
     with Progress("warm start", options.quote_steps + options.teach_steps, "steps") as progress:
-        warm_up(model, tokenizer, agent, options, seed, progress.advance)
+        warm_up(model, tokenizer, miniature.lessons, agent, options, seed, progress.advance)
 
     def finish(new: Path) -> None:
         save_agent(agent, new)
@@ -65,15 +62,15 @@ def check_start(folder: Path) -> None:
         raise ValueError(f"the start of the run in {folder} is damaged ({problems[0]}); delete {folder}, and it is made again")
 
 
-def build_model(vocab_size: int, seed: int) -> Transformer:
-    """A two-layer Qwen2 of 176,000 parameters; its first layer's heads initially attend 1, 2, 3 and 4 tokens back."""
+def build_model(vocab_size: int, seed: int, num_layers: int = 2, num_heads: int = 4) -> Transformer:
+    """A Qwen2, by default of 176,000 parameters; its first layer's heads initially attend 1, 2, 3, 4, ... tokens back."""
     config = TransformerConfig(
         vocab_size=vocab_size,
-        hidden_size=96,
-        intermediate_size=192,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
+        hidden_size=24 * num_heads,
+        intermediate_size=48 * num_heads,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_heads // 2,
         head_size=24,
         tie_word_embeddings=True,
         max_position_embeddings=1024,
@@ -110,6 +107,7 @@ def look_back(q_proj: nn.Linear, k_proj: nn.Linear, frequencies: Tensor, strengt
 def warm_up(
     model: Transformer,
     tokenizer: Tokenizer,
+    make_lessons: MakeLessons,
     agent: AgentConfig,
     options: WarmStartOptions,
     seed: int,
@@ -118,7 +116,7 @@ def warm_up(
     """Train `model` in place through both phases; deterministic in `seed`."""
     first_word, end_word = len(tokenizer.special_ids), len(tokenizer.hf)
     quotes = quote_batches(np.random.default_rng((seed, 0)), options.batch_size, first_word, end_word)
-    lessons = lesson_batches(random.Random(f"{seed} lessons"), options, tokenizer, agent)
+    lessons = lesson_batches(make_lessons(random.Random(f"{seed} lessons"), options, tokenizer, agent), options.batch_size)
     phases: tuple[tuple[Iterator[Batch], int, float, Callable[[float], float]], ...] = (
         (quotes, options.quote_steps, QUOTE_RATE, lambda part: 1 - part),
         (lessons, options.teach_steps, TEACH_RATE, lambda part: 0.5 * (1 + math.cos(math.pi * part))),
@@ -156,50 +154,10 @@ def quote_batches(rng: np.random.Generator, batch_size: int, first_word: int, en
         yield Batch(ids, [text_len] * batch_size, select, ids[learned])
 
 
-def lesson_batches(rng: random.Random, options: WarmStartOptions, tokenizer: Tokenizer, agent: AgentConfig) -> Iterator[Batch]:
-    """Batches of the teacher's turns, with the agent's prompts."""
-    vocabulary = tokenizer.hf.get_vocab()
-    templates = {text: PromptTemplate(text, tokenizer) for text in (agent.prompts.memory, agent.prompts.answer)}
-
-    def encode(text: str) -> list[int]:
-        return [vocabulary[word] for word in text.split()]
-
+def lesson_batches(lessons: Iterator[tuple[list[int], list[int]]], batch_size: int) -> Iterator[Batch]:
+    """Batches of lessons, each of them the ids of a prompt and of its response."""
     while True:
-        turns = []
-        for _ in range(options.batch_size):
-            text, slots, response = lesson(rng, options.flaw, agent)
-            prompt = templates[text].render(**{name: encode(value) for name, value in slots.items()})
-            response_ids = [*encode(response), tokenizer.hf.eos_token_id]
-            turns.append(TrainTurn(Turn("lesson", prompt, response_ids, [], "stop"), advantage=0.0))
+        pairs = [next(lessons) for _ in range(batch_size)]
+        turns = [TrainTurn(Turn("lesson", prompt, response, [], "stop"), advantage=0.0) for prompt, response in pairs]
         [packed] = pack_turns(turns, max_tokens=sum(turn.num_inputs for turn in turns))
         yield Batch(packed.ids, packed.seq_lens, packed.select, packed.targets)
-
-
-def lesson(rng: random.Random, flaw: float, agent: AgentConfig) -> tuple[str, dict[str, str], str]:
-    """One turn of the teacher: the prompt's text, its slots, the response.
-
-    The memory holds the answer (40%), a fact about another name (15%) or nothing. The chunk contains the needle with probability
-    0.6, or 0.25 if the memory has the answer already; the needle then replaces it. 12% of the lessons are answer turns.
-    """
-    name, values = rng.choice(NAMES), draw_values(rng)
-    kind = rng.random()
-    knows = kind < 0.4
-    if knows:
-        memory = f"{name} {values}"
-    elif kind < 0.55:
-        memory = f"{draw_name(rng, name)} {draw_values(rng)}"
-    else:
-        memory = agent.prompts.no_memory if rng.random() < 0.3 else f"{name} none"
-    slots = {"question": f"code {name}", "memory": memory}
-    if rng.random() < 0.12:
-        return agent.prompts.answer, slots, f"\\boxed{{ {name} {values if knows else 'none'} }}"
-    in_chunk = rng.random() < (0.25 if knows else 0.6)
-    if in_chunk:
-        values = draw_values(rng)
-    num_sentences = max(1, agent.chunk_tokens // SENTENCE_WORDS)
-    sentences = make_chunk(rng, name, fact(name, values) if in_chunk else None, num_sentences)
-    slots["section"] = " ".join(sentences)
-    last = sentences[-1].split()
-    if last[0] == "code" and not in_chunk and rng.random() < flaw:
-        return agent.prompts.memory, slots, " ".join(last[1:4])
-    return agent.prompts.memory, slots, f"{name} {values if knows or in_chunk else 'none'}"
