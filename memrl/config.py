@@ -45,6 +45,9 @@ class DataOptions:
     """Fewest chunks of a generated document (miniature only). Each step draws one number for all its documents."""
     max_chunks: int = bounded(8, 1, 100_000)
     """Most chunks of a generated document (miniature only)."""
+    tasks: list[str] = field(default_factory=lambda: ["needle"])
+    """Tasks of the generated documents (miniature only): names in memrl/data/generated.py, such as needle and bench_update; they
+    take turns over the samples of a step."""
     shuffle: bool = True
     """Read the file in a new random order in each epoch; the original reads it in order."""
     allow_files: bool = False

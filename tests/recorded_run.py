@@ -207,6 +207,7 @@ MINIATURE: dict[str, Any] = {
     "rl.steps": 1,
     "data.min_chunks": 1,
     "data.max_chunks": 3,
+    "data.tasks": ["needle", "needle"],
     "warm_start.quote_steps": 1,
     "warm_start.teach_steps": 2,
     "warm_start.flaw": 0.5,

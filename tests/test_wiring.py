@@ -58,6 +58,7 @@ TABLE: dict[str, Row | list[Row]] = {
     "data.path": Row("tasks/other_data.jsonl", {"inputs", "questions"}),
     "data.min_chunks": Row(9, {"documents"}, GENERATED | {"data.max_chunks": 9}),
     "data.max_chunks": Row(4, {"documents", "validation documents", "trained to"}, MINIATURE),
+    "data.tasks": Row(["bench_update"], {"questions", "validation questions", "report documents"}, MINIATURE),
     "data.shuffle": Row(True, {"questions"}),
     "agent.function": Row("other_agents.py:read", {"agent function", "inputs", *READING}),
     "agent.caps": Row({"check": 2}, {"agent caps", "caps", "validation caps"}),

@@ -11,6 +11,7 @@ model of two layers can look up.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from memrl.types import Sample
 
@@ -47,12 +48,12 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer():
-    """One word, one token: a `transformers.PreTrainedTokenizerFast` over the words above."""
+def build_tokenizer(words: Sequence[str] = WORDS):
+    """One word, one token: a `transformers.PreTrainedTokenizerFast` over the words."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {word: index for index, word in enumerate((*SPECIAL, *WORDS))}
+    vocabulary = {word: index for index, word in enumerate((*SPECIAL, *words))}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unk|>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)  # joins words by spaces

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from memrl.config import DataOptions
 from memrl.data import load_samples
-from memrl.data.needle import make_sample
+from memrl.data.generated import check_tasks, generator
 from memrl.types import Sample
 from memrl.utils.seeds import row_seed
 
@@ -23,15 +23,20 @@ class Source(Protocol):
 
 
 class NeedleSource:
-    """Generated documents of the miniature; all documents of a step have the same number of chunks."""
+    """Generated documents of the miniature; all documents of a step have the same number of chunks.
+
+    Raises:
+        ValueError: an unknown task.
+    """
 
     def __init__(self, options: DataOptions, seed: int):
+        check_tasks(options.tasks)
         self.options, self.seed = options, seed
 
     def sample(self, step: int, index: int, round_number: int = 0) -> Sample:
         chunks = random.Random(row_seed(self.seed, step)).randint(self.options.min_chunks, self.options.max_chunks)
         later = (round_number,) if round_number else ()
-        return make_sample(chunks, row_seed(self.seed, step, index, *later))
+        return generator(self.options.tasks, index)(chunks, row_seed(self.seed, step, index, *later))
 
 
 class FileSource:

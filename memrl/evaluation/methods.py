@@ -15,6 +15,7 @@ from memrl.agents.agent_function import AGENTS
 from memrl.agents.limits import check_agent, check_window, longest_turn, prompt_sizes
 from memrl.agents.one_shot import OneShotConfig, document_prompt, one_shot_agent
 from memrl.agents.retrieval import K1, B, RetrievalConfig, import_bm25s, retrieval_agent
+from memrl.evaluation.baselines import BASELINES, BaselineConfig
 from memrl.prompts import PromptTemplate
 from memrl.types import Sample, Trajectory
 from memrl.utils.files import fingerprint
@@ -48,11 +49,11 @@ class Method:
     """An agent with its settings.
 
     Attributes:
-        name: one of METHODS, another agent of memrl, or FILE.py:NAME; stands in every row.
+        name: one of METHODS or BASELINES, another agent of memrl, or FILE.py:NAME; stands in every row.
     """
 
     name: str
-    config: AgentConfig | OneShotConfig | RetrievalConfig
+    config: AgentConfig | OneShotConfig | RetrievalConfig | BaselineConfig
 
     @property
     def agent(self) -> AgentConfig:
@@ -61,6 +62,8 @@ class Method:
     def settings(self) -> dict[str, Any]:
         """All that the method's prompts depend on besides the sample, as JSON: for the results' fingerprint."""
         config, prompts = self.config, self.agent.prompts
+        if isinstance(config, BaselineConfig):
+            return {}
         if isinstance(config, AgentConfig):
             shown = {name: getattr(prompts, name) for name in ("memory", "answer", "no_memory", "system")}
             settings = {name: getattr(config, name) for name in LIMITS} | {"prompts": shown}
@@ -78,10 +81,14 @@ class Method:
             return await run_agent(llm, sample, self.config)
         if isinstance(self.config, RetrievalConfig):
             return await retrieval_agent(llm, sample, self.config)
+        if isinstance(self.config, BaselineConfig):
+            return BASELINES[self.name](sample)
         return await one_shot_agent(llm, sample, self.config)
 
     def num_turns(self, document_tokens: int) -> int:
         """Turns of a document with this many tokens; about as many if the agent does not pass over it once."""
+        if isinstance(self.config, BaselineConfig):
+            return 0
         return -(-document_tokens // self.agent.chunk_tokens) + 1 if isinstance(self.config, AgentConfig) else 1
 
     def longest_turn(
@@ -89,6 +96,8 @@ class Method:
     ) -> int | None:
         """Tokens of the longest turn, prompt and response together; as `memrl.agents.limits.longest_turn`."""
         config, agent = self.config, self.agent
+        if isinstance(config, BaselineConfig):
+            return None
         if isinstance(config, AgentConfig):
             return longest_turn(tokenizer, config, document_tokens=document_tokens, question_tokens=question_tokens)
         shown = config.tokens if isinstance(config, RetrievalConfig) else config.window
@@ -110,7 +119,7 @@ class Method:
             if window is not None:
                 check_agent(window, prompt_sizes(tokenizer, agent), agent, stretch)
             return
-        if config.window is None:
+        if isinstance(config, BaselineConfig) or config.window is None:
             return
         prompt = self._prompt_tokens(tokenizer)
         limits = {"agent.answer_tokens": agent.answer_tokens, "agent.question_tokens": agent.question_tokens}
@@ -153,13 +162,15 @@ def make_methods(names: Sequence[str], options: MethodOptions, agent: AgentConfi
     limit = _effective_window(options, window)
     made: dict[str, Method] = {}
     for name in (name.strip() for name in names):
-        if name not in METHODS and name not in AGENTS and ":" not in name:
-            others = ", ".join(agent for agent in AGENTS if agent not in METHODS)
+        if name not in METHODS and name not in AGENTS and name not in BASELINES and ":" not in name:
+            others = ", ".join(agent for agent in (*AGENTS, *BASELINES) if agent not in METHODS)
             raise ValueError(f"there is no method {name!r}; there are {', '.join(METHODS)}, {others}, or FILE.py:NAME")
         if name in made:
             raise ValueError(f"the method {name!r} is given twice; give each method once")
-        config: AgentConfig | OneShotConfig | RetrievalConfig = agent
-        if name not in ("one_shot", "retrieval", agent.function):
+        config: AgentConfig | OneShotConfig | RetrievalConfig | BaselineConfig = agent
+        if name in BASELINES:
+            config = BaselineConfig(agent)
+        elif name not in ("one_shot", "retrieval", agent.function):
             limits = {limit: getattr(agent, limit) for limit in LIMITS}
             config = make_config(agent.prompts, function=name, **limits)
         elif name == "one_shot":

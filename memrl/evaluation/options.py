@@ -14,14 +14,16 @@ class Options:
     model: str
     """Hugging Face folder of the model; with --endpoint the model's name on the server."""
     task: str = "needle"
-    """needle, ruler (all of its 13 tasks, or one by name), ruler_hotpotqa, or the path of a .jsonl, .json or .parquet file;
-    several separated by commas."""
+    """needle, bench (all of its 5 tasks, or one by name, such as bench_two_hop), ruler (all of its 13 tasks, or one by name),
+    ruler_hotpotqa, or the path of a .jsonl, .json or .parquet file; several separated by commas."""
     lengths: str | None = None
-    """Document lengths such as 1,4,16 or 8k,1m: chunks for needle (1,4,16 if not given), tokens for RULER's tasks (8k,16k,32k),
-    documents for ruler_hotpotqa (50,100,200). Documents of files keep their length."""
+    """Document lengths such as 1,4,16 or 8k,1m: chunks for needle (1,4,16 if not given) and for the bench read by a miniature
+    (4,16,64), tokens for RULER's tasks and for the bench in English (8k,16k,32k), documents for ruler_hotpotqa (50,100,200).
+    Documents of files keep their length."""
     methods: str | None = None
     """memory (reads chunk by chunk), one_shot (the whole document in the model's window), retrieval (the best passages), another
-    agent (docs/agents.md) or FILE.py:NAME; several separated by commas. By default the agent that the model was trained with."""
+    agent (docs/agents.md) or FILE.py:NAME, and for the bench oracle and chance, which ask no model; several separated by
+    commas. By default the agent that the model was trained with."""
     samples: int | None = bounded(None, at_least=1)
     """Documents per length; if not given 128, or all of a file."""
     repeats: int = bounded(1, at_least=1)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from memrl.llm import LLM
 
 Row = dict[str, Any]
+VARIED = ("order", "gap", "needed")
 MOST_READINGS = 2_000_000  # listed in memory; RULER's own 13 tasks x 6 lengths x 500 samples are 39,000
 RETAINED_STEPS = 9  # shares of the gold answers are written as digits from 0 to 9
 
@@ -200,6 +201,7 @@ def new_row(sample: Sample) -> Row:
     seconds: wall-clock time, during which the sampler also worked on other readings.
     peak_gib: peak memory of this process so far: of the GPU if one is used, None if the model runs elsewhere.
     held: one digit per told memory, see `retained_digit`; "" if no gold answer can be traced.
+    variation: of the bench's documents alone: `order` and `gap` of two facts, `needed` facts.
     """
     return {
         "id": sample.id,
@@ -218,6 +220,7 @@ def new_row(sample: Sample) -> Row:
         "depths": depths_of(sample),
         "held": "",
         "error": None,
+        **variation_of(sample),
     }
 
 
@@ -295,6 +298,15 @@ async def read_to_row(
     row["memory"] = row["memory"] if trajectory.memory is None else trajectory.memory
     row["response"], row["answer"] = trajectory.response, extract_answer(trajectory.response).strip()
     return row | score_response(trajectory.response, sample.answers, sample.match)
+
+
+def variation_of(sample: Sample) -> dict[str, dict[str, str | int]]:
+    """The column `variation` of the bench's documents; none for other samples."""
+    found = sample.metadata.get("variation")
+    if not isinstance(found, dict):
+        return {}
+    shown = {name: found[name] for name in VARIED if isinstance(found.get(name), str | int)}
+    return {"variation": shown} if shown else {}
 
 
 def depths_of(sample: Sample) -> list[float]:

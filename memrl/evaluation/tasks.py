@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memrl.agents.agent_config import AgentConfig
-from memrl.data import load_samples
+from memrl.data import bench, load_samples
+from memrl.data.bench.miniature import is_spoken, make_bench_sample
 from memrl.data.dataset_writer import hash_files
-from memrl.data.needle import make_sample
+from memrl.data.needle import SENTENCE_WORDS, make_sample
 from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
 from memrl.utils.bounds import read_length
@@ -37,7 +38,8 @@ def length_units() -> dict[str, str]:
     """The unit of each generated task's lengths, by the task's name."""
     from memrl.data.ruler import TASKS
 
-    return {**dict.fromkeys(TASKS, "tokens"), "needle": "chunks", "ruler_hotpotqa": "documents"}
+    made_of_tokens, made_of_chunks = dict.fromkeys((*TASKS, *bench.ENGLISH), "tokens"), dict.fromkeys(bench.NAMES, "chunks")
+    return {**made_of_tokens, **made_of_chunks, "needle": "chunks", "ruler_hotpotqa": "documents"}
 
 
 class Task:
@@ -102,6 +104,24 @@ class NeedleTask(Task):
         return make_sample(chunks, stable_id(seed, self.name, length, index), segments_per_chunk=sentences)
 
 
+class BenchTask(Task):
+    """A task of the bench in the miniature's language. Lengths are chunks; the index is the number of the variation."""
+
+    length_unit, default_lengths, max_length = "chunks", (4, 16, 64), NeedleTask.max_length
+
+    def __init__(self, name: str, agent: AgentConfig):
+        self.name, self.tokens_per_unit = name, agent.chunk_tokens
+        self.version = f"1, chunks of {agent.chunk_tokens} tokens"
+
+    def sample(self, length: Length, index: int, seed: int) -> Sample:
+        identity = stable_id(seed, self.name, length, index)
+        sentences = max(1, self.tokens_per_unit // SENTENCE_WORDS)
+        return make_bench_sample(bench.NAMES[self.name], int(length), identity, variation=index, segments_per_chunk=sentences)
+
+    def check(self, lengths: Sequence[Length], seed: int) -> None:
+        self.sample(min(map(int, lengths)), 0, seed)
+
+
 class FileTask(Task):
     """A file of samples: every document as it is. Its only length is `file`. Files of documents count for its version."""
 
@@ -128,7 +148,7 @@ class FileTask(Task):
 
 @dataclass
 class GeneratedTask(Task):
-    """RULER's tasks and RULER-HotpotQA: documents made to a length, by a generator of `memrl.data`."""
+    """RULER's tasks, RULER-HotpotQA and the bench in English: documents made to a length, by a generator of `memrl.data`."""
 
     name: str
     generator: RulerTask | RulerHotpotQA
@@ -162,7 +182,9 @@ class GeneratedTask(Task):
 def make_tasks(
     names: Sequence[str], tokenizer: Tokenizer, agent: AgentConfig, files: RulerFiles | None = None, allow_files: bool = False
 ) -> list[Task]:
-    """Tasks by name, or from the path of a file of samples; `ruler` stands for RULER's thirteen.
+    """Tasks by name, or from the path of a file of samples; `ruler` stands for RULER's thirteen, `bench` for the bench's five.
+
+    The bench is in English unless the tokenizer is the miniature's.
 
     Args:
         tokenizer: of the model that will read. RULER's tasks get a copy, because they run in a thread beside the sampler.
@@ -172,6 +194,7 @@ def make_tasks(
     Raises:
         ValueError: no such task, two of one name, a file without samples, or a missing file that a task needs.
     """
+    from memrl.data.bench.english import EnglishTask
     from memrl.data.ruler import TASKS, RulerFiles, make_ruler
     from memrl.data.ruler_hotpotqa import RulerHotpotQA
 
@@ -183,16 +206,23 @@ def make_tasks(
             return NeedleTask(tokenizer, agent)
         if name in TASKS:
             return GeneratedTask(name, make_ruler(name, thread_tokenizer(), files), "tokens", (8192, 16384, 32768), 2**25)
+        if name in bench.NAMES and is_spoken(tokenizer):
+            return BenchTask(name, agent)
+        if name in bench.NAMES or name in bench.ENGLISH:
+            name = f"{name.removesuffix('_english')}_english"
+            made = EnglishTask(name, bench.ENGLISH[name], thread_tokenizer(), agent.chunk_tokens, files.essays)
+            return GeneratedTask(name, made, "tokens", (8192, 16384, 32768), 2**25)
         if name == "ruler_hotpotqa":
             return GeneratedTask(name, RulerHotpotQA(files), "documents", (50, 100, 200), 10**5, TOKENS_PER_PARAGRAPH)
         if not name.endswith((".jsonl", ".json", ".parquet")):
-            known = ", ".join((NeedleTask.name, "ruler", *TASKS, "ruler_hotpotqa"))
+            known = ", ".join((NeedleTask.name, "bench", *bench.NAMES, "ruler", *TASKS, "ruler_hotpotqa"))
             raise ValueError(f"there is no task {name!r}; give the path of a .jsonl, .json or .parquet file, or one of {known}")
         if not Path(name).is_file():
             raise ValueError(f"task {name}: there is no such file")
         return FileTask(name, allow_files, files.hotpotqa)
 
-    tasks = [make(one) for name in names for one in (TASKS if name == "ruler" else (name,))]
+    groups = {"ruler": TASKS, "bench": tuple(bench.NAMES)}
+    tasks = [make(one) for name in names for one in groups.get(name, (name,))]
     known = [task.name for task in tasks]
     if len(set(known)) < len(known):
         twice = max(known, key=known.count)

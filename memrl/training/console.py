@@ -124,6 +124,8 @@ def next_commands(config: TrainConfig, memrl: str = "memrl") -> list[str]:
     if config.model.path is None:
         read = f'{memrl} data needle --chunks 512 --seed 1 --out needle.txt && {memrl} infer needle.txt -q "code emma"'
         task = "needle --lengths 1,8,64,512"
+        if any(name.startswith("bench") for name in config.data.tasks):
+            task = "bench --methods memory,one_shot,oracle,chance"
     else:
         read, task = f'{memrl} infer FILE.txt -q "QUESTION"', shlex.quote(config.validation.path or "QUESTIONS.jsonl")
     commands = [f"{read} --model {model}", f"{memrl} eval --model {model} --task {task}"]

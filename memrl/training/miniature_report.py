@@ -2,24 +2,40 @@
 
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from memrl.data.generated import generator
 from memrl.engine import distributed
 from memrl.evaluation.accuracy_plot import plot_accuracy
 from memrl.evaluation.runner import evaluate
 from memrl.evaluation.summary import summarize
-from memrl.evaluation.tasks import NeedleTask
+from memrl.evaluation.tasks import Length, NeedleTask, Task
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import Transformer
 from memrl.sampler import Sampler
 from memrl.training.trainer import Trainer
+from memrl.types import Sample
 from memrl.utils.bounded_files import read_json
 from memrl.utils.files import write_whole
 from memrl.utils.progress import Progress
+from memrl.utils.seeds import stable_id
 
 MAX_SHORT = 64  # chunks; of longer documents report.samples_long are read instead of report.samples
 EVALUATION_SEED = 1_000_003  # makes the documents differ from those of training
+
+
+class GeneratedTasks(Task):
+    """The run's own tasks, which take turns over the documents of a length, as in training."""
+
+    length_unit = "chunks"
+
+    def __init__(self, tasks: Sequence[str], chunk_tokens: int):
+        self.tasks, self.name, self.tokens_per_unit = tasks, ",".join(tasks), chunk_tokens
+
+    def sample(self, length: Length, index: int, seed: int) -> Sample:
+        return generator(self.tasks, index)(int(length), stable_id(seed, self.name, length, index))
 
 
 def has_report(trainer: Trainer, name: str) -> bool:
@@ -41,7 +57,8 @@ def evaluate_policy(trainer: Trainer, name: str, model: Transformer) -> None:
     options, agent = trainer.config.report, trainer.agent
     sampler = Sampler(model, trainer.tokenizer, max_rows=options.max_rows, attention=trainer.attention)
     llm = LocalLLM(sampler, trainer.tokenizer, Decoding(temperature=0.0), agent.prompts.system)
-    task = NeedleTask(trainer.tokenizer, agent)
+    tasks = trainer.config.data.tasks
+    task = NeedleTask(trainer.tokenizer, agent) if tasks == ["needle"] else GeneratedTasks(tasks, agent.chunk_tokens)
     rank, world = distributed.rank(), distributed.world_size()
     long = [length for length in options.lengths if length > MAX_SHORT]
     short = [length for length in options.lengths if length <= MAX_SHORT]

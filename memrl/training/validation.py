@@ -8,7 +8,7 @@ from itertools import islice
 from memrl.agents import AgentConfig, run_agent
 from memrl.config import DataOptions, ValidationOptions
 from memrl.data import load_samples
-from memrl.data.needle import make_sample
+from memrl.data.generated import generator
 from memrl.engine import distributed
 from memrl.llm import LocalLLM
 from memrl.rl.health import on_all_ranks
@@ -28,7 +28,7 @@ def validation_samples(options: ValidationOptions, data: DataOptions, seed: int,
         training: the samples of data.path; if validation.path is the same file, they are used instead of reading it again.
     """
     if options.path is None:
-        return [make_sample(data.max_chunks, row_seed(STREAM, seed, i)) for i in range(options.samples)]
+        return [generator(data.tasks, i)(data.max_chunks, row_seed(STREAM, seed, i)) for i in range(options.samples)]
     samples = training if training and options.path == data.path else load_samples(options.path, data.allow_files)
     return list(islice(samples, options.samples))
 

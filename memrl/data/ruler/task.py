@@ -94,6 +94,10 @@ class SyntheticTask(RulerTask):
 
     def sample(self, length: int, index: int, seed: int) -> Sample:
         plan = self.plan(length, lambda part: random.Random(sample_seed(seed, self.name, length, index, part)))
+        return self.fill(plan, length, index, seed)
+
+    def fill(self, plan: Plan, length: int, index: int, seed: int) -> Sample:
+        """The sample of a plan."""
         question = self._count(plan.question)
         others = question + self.answer_tokens + RESERVE
         try:
