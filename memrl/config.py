@@ -102,7 +102,8 @@ class RewardOptions:
     """The reward function and the processes that run it."""
 
     function: str | None = None
-    """`FILE.py:NAME`, a function (response, answers, metadata) -> number; without one, the strict verifier."""
+    """`FILE.py:NAME`, a function (response, answers, metadata) -> number; without one, the strict verifier. One whose first
+    parameter is named trajectory sees all turns and may reward each (docs/rewards.md)."""
     workers: int = bounded(2, 1, 1024)
     """Processes that score trajectories on each rank, so that a slow function does not delay generation."""
     timeout_s: float = bounded(30.0, above=0, at_most=1e6)
@@ -114,6 +115,9 @@ class RewardOptions:
     reward/errors counts it."""
     max_failed_steps: int = bounded(3, 0)
     """End the run when all rewards failed for this many steps in a row; 0 never does."""
+    turns: Literal["none", "memory_gain"] = "none"
+    """Added to the rewards of single turns (rl.outcome_weight); memory_gain: how much more probable the gold answer is given the
+    memory after the turn than given the one before, in nats per token, for the current policy."""
 
 
 @dataclass
@@ -133,9 +137,16 @@ class RLOptions:
     baseline: Literal["mean", "leave_one_out"] = "mean"
     """Subtracted from each reward: the mean of its group, or the mean of the group's other rewards."""
     normalize_std: bool = False
-    """Divide advantages by the standard deviation of the group's rewards."""
+    """Divide advantages by the standard deviation of the group's rewards; a turn's own by that of the returns at its place."""
     credit: Literal["broadcast", "final_only", "split"] = "broadcast"
     """Advantage of each turn: the trajectory's on every turn, on the answer turn only, or divided by the number of turns."""
+    outcome_weight: float = bounded(1.0, 0, 1)
+    """alpha in the advantage of a turn, A = alpha A_outcome + (1 - alpha) A_turn: A_outcome is the trajectory's by rl.credit,
+    A_turn comes from the turns' own rewards, which 1 leaves out. ReMemR1 takes 0.8."""
+    turn_return: Literal["own", "to_go"] = "own"
+    """A turn is judged by its own reward, or by the discounted sum of the rewards from it on."""
+    turn_discount: float = bounded(1.0, 0, 1)
+    """Discount of each later turn's reward (turn_return to_go)."""
     loss: Literal["ppo", "cispo", "gspo", "reinforce"] = "ppo"
     """Policy loss: ratio clipped per token (ppo) or per turn (gspo), clipped weights (cispo), or no ratio (reinforce)."""
     clip_low: float = bounded(0.2, above=0, below=1)

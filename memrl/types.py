@@ -50,6 +50,8 @@ class Turn:
         text: the response as text, without the stop token.
         max_new_tokens: the token cap; 0 if it is not known.
         memory: text of the memory after this turn, if the agent has told it (`Session.remember`).
+        reward: of this turn alone, set by the agent or the rollout; trained on if rl.outcome_weight is below 1.
+        advantage: of each of its tokens; set by training.
         tool_calls: calls of tools that a server sent besides the text, in OpenAI's form. The local sampler leaves calls in the
             text (`memrl/agents/tool_calls.py`).
     """
@@ -62,6 +64,8 @@ class Turn:
     text: str = ""
     max_new_tokens: int = 0
     memory: str | None = None
+    reward: float = 0.0
+    advantage: float = 0.0
     tool_calls: list[dict] = field(default_factory=list)
 
     @property
@@ -79,7 +83,7 @@ class Trajectory:
         memory: text of the memory that the answer was given from.
         reward: what training maximises: the strict verifier's score or a reward function's. Set by the rollout.
         penalty: penalty of overlong turns, at most 0; training adds it to the reward.
-        advantage: reward plus penalty, relative to the group's baseline; set by training.
+        advantage: of the outcome: reward plus penalty, relative to the group's baseline; set by training.
         scores: all other scores by name, the lenient verifier's and the agent's own among them.
         error: why there is no reward, in one line: the agent or the reward function failed; empty if there is one.
         left_out: without a reward, it is left out of its group's baseline, of the loss and of the mean reward (reward.on_error).

@@ -5,14 +5,14 @@ token_mean, mismatch off and truncate, and all values of on_error and denominato
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any
 
 import torch
 
 from memrl.model import PackedContext, Transformer, load_model
-from memrl.sampler import Request
+from memrl.sampler import Request, SamplingParams
 from memrl.utils.seeds import row_seed
 from tests.recorded_run import FAILING_WORDS, RecordedRun
 
@@ -25,6 +25,8 @@ class Reading:
     reward: float | None
     penalty: float = 0.0
     advantage: float = 0.0
+    turn_rewards: list[float] = field(default_factory=list)
+    turn_advantages: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -62,7 +64,7 @@ def sampled(run: RecordedRun, s: dict[str, Any], step: int) -> tuple[dict[int, l
 
 
 def is_flat(group: list[Reading]) -> bool:
-    return len({reading.reward for reading in compared(group)}) < 2
+    return len({reading.reward for reading in compared(group)}) < 2 and not any(any(r.turn_advantages) for r in group)
 
 
 def compared(group: list[Reading]) -> list[Reading]:
@@ -92,6 +94,42 @@ def set_advantages(groups: list[list[Reading]], s: dict[str, Any]) -> None:
             r.advantage = (scores[id(r)] - others) / (stdev(scores.values()) + 1e-6)
 
 
+def set_turn_advantages(
+    run: RecordedRun, kept: dict[int, list[Reading]], step: int, model: Transformer, s: dict[str, Any]
+) -> None:
+    """Rewards of turns by TURN_REWARD and memory_gain; their discounted returns against the mean of the others at the same turn.
+
+    All readings of a document have the same turns.
+    """
+    for index, group in kept.items():
+        sample = run.trainer.source.sample(step, index)
+        for r in group:
+            words = [len(run.text_of(turn.content_ids).split()) for turn in r.turns]
+            r.turn_rewards = [0.0 if words[-1] == FAILING_WORDS else count / 4 for count in words]
+            memories = ["none", *(run.text_of(turn.content_ids) for turn in r.turns[:-1])]
+            levels = [answer_logprob(run, model, sample.question, memory, sample.answers[0], s) for memory in memories]
+            for t in range(len(levels) - 1):
+                r.turn_rewards[t] += levels[t + 1] - levels[t]
+        returns = [
+            [sum(s["rl.turn_discount"] ** k * reward for k, reward in enumerate(r.turn_rewards[t:])) for t in range(len(r.turns))]
+            for r in group
+        ]
+        for i, r in enumerate(group):
+            for t, own in enumerate(returns[i]):
+                others = [row[t] for j, row in enumerate(returns) if j != i]
+                spread = stdev([own, *others])
+                r.turn_advantages.append((own - mean(others)) / (spread + 1e-6) if spread else 0.0)
+
+
+def answer_logprob(run: RecordedRun, model: Transformer, question: str, memory: str, answer: str, s: dict[str, Any]) -> float:
+    vocabulary = run.sampler.tokenizer.hf.get_vocab()
+    texts = f"<|im_start|> A Q {question} M {memory} <|im_end|> <|im_start|> \\boxed{{", f"{answer} }}"
+    prompt, ids = ([vocabulary.get(word, vocabulary["<|unk|>"]) for word in text.split()] for text in texts)
+    turn = Request(prompt, SamplingParams(1), ids=ids)
+    with torch.no_grad():
+        return logprobs_and_entropies(model, turn, s["rollout.temperature"])[0].mean().item()
+
+
 def excess(turn: Request, cap: int, buffer: int) -> float:
     return max(0.0, len(turn.ids) - (cap - buffer)) / buffer
 
@@ -108,7 +146,11 @@ def optimizer_steps(kept: dict[int, list[Reading]], s: dict[str, Any]) -> list[l
             for turn in r.turns:
                 kind = "answer" if turn is r.turns[-1] else "memory"
                 if not (kind in s["rl.overlong_filter"] and turn.finish_reason == "length"):
-                    terms[index].append(Term(turn, r.advantage * share, index, not is_flat(group)))
+                    advantage = r.advantage * share
+                    if r.turn_advantages:
+                        alpha, own = s["rl.outcome_weight"], r.turn_advantages[r.turns.index(turn)]
+                        advantage = alpha * advantage + (1 - alpha) * own
+                    terms[index].append(Term(turn, advantage, index, not is_flat(group)))
     sizes = {index: sum(len(t.turn.prompt_ids) + len(t.turn.ids) - 1 for t in group) for index, group in terms.items()}
     groups_left = sum(size > 0 for size in sizes.values())
     steps: list[list[Term]] = [[] for _ in range(max(1, s["rl.updates_per_step"] * groups_left // len(kept)))]
@@ -180,6 +222,8 @@ def train_by_hand(run: RecordedRun, s: dict[str, Any], start: str) -> tuple[Tran
     for step in range(s["rl.steps"]):
         kept, replaced = sampled(run, s, step)
         set_advantages(list(kept.values()), s)
+        if s.get("reward.turns") == "memory_gain":
+            set_turn_advantages(run, kept, step, model, s)
         steps = optimizer_steps(kept, s)
         for term in (term for terms in steps for term in terms):
             freeze(term, model, frozen, s)
@@ -227,7 +271,9 @@ def optimizer_step(model: Transformer, optimizer, terms: list[Term], s: dict[str
 
 def metrics_of_rewards(kept: dict[int, list[Reading]], replaced: list[list[Reading]]) -> dict[str, float]:
     groups = [*kept.values(), *replaced]
+    rewards = [reward for group in groups for r in group for reward in r.turn_rewards]
     return {
+        **({"reward/turn_mean": mean(rewards)} if rewards else {}),
         "reward/mean": mean(r.reward for group in groups for r in compared(group)),
         "reward/penalty": mean(r.penalty for group in kept.values() for r in group),
         "reward/signal": mean(not is_flat(group) for group in groups),

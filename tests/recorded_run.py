@@ -30,10 +30,10 @@ from memrl.prompts import Prompts
 from memrl.rl.health import RunError
 from memrl.sampler import Sampler
 from memrl.scoring.reward_pool import RewardPool
-from memrl.scoring.reward_worker import judge, load_function
+from memrl.scoring.reward_worker import judge, load_function, read_by
 from memrl.training import miniature_report, run, trainer
 from memrl.training.checkpoint import RunFolder
-from memrl.types import Sample
+from memrl.types import Sample, Trajectory
 from tests.plain_deepspeed import PlainDeepSpeed, PlainEngine
 from tests.tiny_folder import PROMPTS, WORDS, make_tokenizer
 
@@ -45,6 +45,13 @@ def words(response, answers, metadata):
     if len(response.split()) == {FAILING_WORDS}:
         raise ValueError("no reward for so many words")
     return float(len(response.split()) % 3)
+"""
+TURN_REWARD = f"""
+def words(trajectory, answers, metadata):
+    counts = [len(turn.text.split()) for turn in trajectory.turns]
+    if counts[-1] == {FAILING_WORDS}:
+        raise ValueError("no reward for so many words")
+    return {{"reward": float(counts[-1] % 3), "turns": [count / 4 for count in counts]}}
 """
 NO_REWARD = "def words(response, answers, metadata):\n    raise ValueError('never a reward')\n"
 
@@ -89,6 +96,7 @@ def make_inputs(folder: Path) -> None:
     (folder / "other_agents.py").write_text(AGENT.replace('ORDER = "forwards"', 'ORDER = "backwards"'))
     (folder / "reward.py").write_text(REWARD)
     (folder / "other_reward.py").write_text(REWARD.replace("% 3", "% 2"))
+    (folder / "turn_reward.py").write_text(TURN_REWARD)
     (folder / "no_reward.py").write_text(NO_REWARD)
     (folder / "flat_reward.py").write_text(REWARD.replace("% 3", "* 0"))
 
@@ -195,6 +203,7 @@ ONLY_DEFAULT = {
     "model.lora_alpha",
     "engine.offload_params",
 }
+ONLY_DEFAULT |= {"reward.turns", "rl.outcome_weight", "rl.turn_return", "rl.turn_discount"}  # a group would always have a signal
 # What makes the run a miniature of the smallest size.
 MINIATURE: dict[str, Any] = {
     "model.path": None,
@@ -290,9 +299,8 @@ class FakeRewards(RewardPool):
         self._function, self._on_error, self._printed, self._threads = function, on_error, set(), AtOnce()
         self._loaded = function and load_function(function)
 
-    def _call(self, response: str, sample: Sample) -> tuple[dict[str, float], str]:
-        reply = judge(self._loaded, response, list(sample.answers), sample.match, sample.metadata)
-        return reply["scores"], reply["error"]
+    def _call(self, trajectory: Trajectory, sample: Sample) -> dict:
+        return judge(self._loaded, *self._request(trajectory, sample, read_by(self._loaded) if self._loaded else "response"))
 
     def close(self) -> None:
         pass

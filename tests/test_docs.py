@@ -5,6 +5,7 @@ import doctest
 import importlib
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -100,16 +101,22 @@ def test_examples_in_docstrings_give_what_they_show(path):
 
 
 def python_of(page: str) -> dict:
-    """The names that a page's Python block defines, after running it."""
-    [block] = re.findall(r"```python\n(.*?)```", (REPO / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
+    """The names that a page's Python blocks define, after running them."""
     names: dict = {}
-    exec(block, names)
+    for block in re.findall(r"```python\n(.*?)```", (REPO / "docs" / page).read_text(encoding="utf-8"), re.DOTALL):
+        exec(block, names)
     return names
 
 
 def test_the_example_of_a_reward_function_does_what_it_says():
     grade = python_of("rewards.md")["grade"]
     assert [grade(text, ["Paris"], {}) for text in (r"\boxed{Paris}", r"\boxed{Rome}", "Paris")] == [1.0, 0.1, 0.0]
+
+
+def test_the_example_of_a_reward_for_turns_does_what_it_says():
+    keep = python_of("rewards.md")["keep_the_answer"]
+    turns = [SimpleNamespace(memory=memory) for memory in ("nothing yet", "it is Paris", None)]
+    assert keep(SimpleNamespace(turns=turns), ["Paris"], {}) == [0.0, 1.0, 0.0]
 
 
 def test_the_example_of_reading_and_writing_data_runs(tmp_path, monkeypatch):

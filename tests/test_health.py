@@ -68,12 +68,12 @@ def test_a_group_with_fewer_than_two_rewards_is_left_out(rewards):
     lone, other = group(0, rewards), group(1, [1.0, 0.0])
     turns = assign([lone, other])
     assert turns[0] == [] and len(turns[1]) == 4
-    assert {t.advantage for t in lone.trajectories} == {0.0} and not has_signal(lone)
+    assert {t.advantage for t in lone.trajectories} == {0.0} and not has_signal(lone, RLOptions())
     assert assign([lone]) == {0: []}
 
 
 def test_a_failed_reward_is_no_signal():
-    assert not has_signal(group(0, [1.0, None, 1.0])) and has_signal(group(0, [1.0, None, 0.0]))
+    assert not has_signal(group(0, [1.0, None, 1.0]), RLOptions()) and has_signal(group(0, [1.0, None, 0.0]), RLOptions())
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -89,12 +89,16 @@ def test_the_denominators_are_those_of_a_batch_without_the_failed_trajectories(a
     assert weights(with_failures) == weights([group(0, [1.0, 0.0], 3), group(1, [1.0, 0.0], 2)])
 
 
+def metrics_of(groups):
+    return rollout_metrics(StepGroups(groups, []), RLOptions(), RewardOptions())
+
+
 def test_means_are_over_the_rewards_that_were_had_and_failures_are_counted():
     groups = [group(0, [1.0, None, 0.0]), group(1, [1.0, None])]
-    metrics = rollout_metrics(StepGroups(groups, []))
+    metrics = metrics_of(groups)
     assert metrics["reward/mean"] == pytest.approx(2 / 3) and metrics["reward/errors"] == 2
     assert metrics["reward/strict"] == pytest.approx(2 / 5) and metrics["reward/signal"] == 1 / 2
-    nothing = rollout_metrics(StepGroups([group(0, [None, None])], []))
+    nothing = metrics_of([group(0, [None, None])])
     assert nothing["reward/mean"] != nothing["reward/mean"], "a mean of nothing is no number"
 
 
@@ -103,7 +107,7 @@ def test_the_ranks_sums_are_those_of_one_rank(monkeypatch):
     sums = []
     monkeypatch.setattr(distributed, "sum_over_ranks", lambda values: sums.append(values) or values)
     for part in (groups, groups[:1], groups[1:]):
-        rollout_metrics(StepGroups(part, []))
+        metrics_of(part)
     assert (sums[1] + sums[2]).tolist() == sums[0].tolist()
 
 
@@ -112,7 +116,7 @@ def test_the_log_shows_no_reward_where_there_was_none_and_puts_it_last():
         def decode(self, ids):
             return ""
 
-    records = list(rollout_records(1, [group(0, [0.0, None, 1.0, None, 0.5])], 9, NoTokenizer()))
+    records = list(rollout_records(1, [group(0, [0.0, None, 1.0, None, 0.5])], 9, NoTokenizer(), RLOptions()))
     assert [record["reward"] for record in records] == [1.0, 0.0, 0.5, None, None]
     assert records[0]["group_rewards"] == [0.0, None, 1.0, None, 0.5] and records[-1]["error"] == "no 0"
 
@@ -270,5 +274,5 @@ def test_what_one_rank_cannot_read_ends_the_run_on_all(monkeypatch):
 def test_groups_are_not_changed_by_the_checks():
     one = group(0, [1.0, None])
     before = replace(one.trajectories[0])
-    has_signal(one)
+    has_signal(one, RLOptions())
     assert one.trajectories[0] == before

@@ -38,7 +38,7 @@ LAYERS = [
     "training",
     "commands",
 ]
-MATHEMATICS = [f"memrl.rl.{name}" for name in ("advantage", "aggregation", "loss", "mismatch", "overlong")]
+MATHEMATICS = [f"memrl.rl.{name}" for name in ("advantage", "aggregation", "loss", "mismatch", "overlong", "turn_advantage")]
 
 # What else a package or module must not import, not even inside a function.
 FORBIDDEN = {

@@ -118,6 +118,15 @@ def test_facts_of_a_trajectory_are_shown(tmp_path):
     assert "1 <mark>0</mark>" in html, "this trajectory's own reward stands out among its group's"
 
 
+def test_rewards_of_turns_and_advantages_of_their_own_are_shown(tmp_path):
+    record = rollout()
+    for turn, reward, advantage in zip(record["turns"], (0.0, 1.25, 0.0, -2.0, 0.0), (-0.5, 0.75, -0.5, -1.5, -0.5), strict=True):
+        turn |= {"reward": reward, "advantage": advantage}
+    text = " ".join(Page(page_of(tmp_path, record)).text.split())
+    assert "reward +1.25 advantage +0.75" in text and "reward -2 advantage -1.5" in text
+    assert text.count("advantage -0.5") == 1, "a turn with the trajectory's advantage does not repeat it"
+
+
 def test_memory_shows_what_came_and_went(tmp_path):
     html = page_of(tmp_path, rollout(memories=("a b", "a c", "a c", "a c")))
     assert "a <del>b</del> <ins>c</ins>" in html and html.count("memory unchanged") == 2

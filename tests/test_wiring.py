@@ -39,6 +39,7 @@ BOTH = ("", "validation ")
 READING = {f"{kind}prompts" for kind in BOTH}
 GENERATED = MINIATURE | {"report.lengths": [], "validation.every": 0}
 START = {"start", "frozen start"}
+TURNS = {"reward.function": "turn_reward.py:words", "rl.outcome_weight": 0.6, "rl.dynamic_rounds": 0}
 LORA = {"model.lora_rank": 2}
 TABLE: dict[str, Row | list[Row]] = {
     "run_dir": Row("another", {"run folder"}),
@@ -81,6 +82,10 @@ TABLE: dict[str, Row | list[Row]] = {
     "reward.memory_gib": Row(6.0, {"reward memory_gib"}),
     "reward.on_error": Row("skip", {"reward on_error", "rewards", "validation scores", "warnings"}),
     "reward.max_failed_steps": Row(2, {"error", "checkpoints", "validation steps"}, {"reward.function": "no_reward.py:words"}),
+    "reward.turns": [
+        Row("memory_gain", {"turn rewards", "reward metrics", "warnings"}),
+        Row("memory_gain", {"turn rewards", "reward metrics"}, TURNS),
+    ],
     "rl.steps": Row(3, {"steps", "rates", "checkpoints", "validation steps"}),
     "rl.prompts_per_step": Row(3, {"questions", "rewards"}),
     "rl.group_size": Row(4, {"seeds", "rewards"}),
@@ -88,7 +93,10 @@ TABLE: dict[str, Row | list[Row]] = {
     "rl.epochs": Row(1, {"updates", "rates", "micro-batches"}),
     "rl.baseline": Row("mean", {"advantages"}, {"rl.normalize_std": False}),
     "rl.normalize_std": Row(False, {"advantages"}),
-    "rl.credit": Row("final_only", {"weights"}),
+    "rl.credit": Row("final_only", {"turn advantages"}),
+    "rl.outcome_weight": Row(0.4, {"turn advantages"}, TURNS),
+    "rl.turn_return": Row("to_go", {"turn advantages"}, TURNS),
+    "rl.turn_discount": Row(0.5, {"turn advantages"}, TURNS | {"rl.turn_return": "to_go"}),
     "rl.loss": Row("ppo", {"weights"}),
     "rl.clip_low": Row(0.3, {"weights"}, {"rl.loss": "ppo"}),
     "rl.clip_high": Row(0.01, {"weights"}),
@@ -155,7 +163,9 @@ FOLLOWS: dict[str, set[str]] = {
     "start": {"weights"},
     "frozen start": {"weights"},
     "adapters": {"weights"},
-    "advantages": {"weights"},
+    "advantages": {"turn advantages"},
+    "turn advantages": {"weights"},
+    "turn rewards": {"turn advantages", "reward metrics"},
     "penalties": {"mean penalties"},
     "mean penalties": {"penalties", "advantages"},
     "update sizes": {"micro-batches", "weights"},
@@ -166,7 +176,7 @@ FOLLOWS: dict[str, set[str]] = {
     "caps": {"prompts", "rewards"},
     "seeds": {"prompts", "rewards"},
     "steps": {"weights", "questions", "updates", "logged rollouts"},
-    "logged rollouts": {"advantages", "penalties"},
+    "logged rollouts": {"advantages", "turn advantages", "penalties"},
     "validation caps": {"validation prompts", "validation scores"},
     "validation scores": {"warnings"},
     "validation steps": {"validation questions", "validation scores"},
@@ -260,6 +270,8 @@ def of_logs(run: RecordedRun) -> dict[str, Any]:
         "rewards": {line["step"]: line["group_rewards"] for line in rollouts},
         "penalties": [line["penalty"] for line in rollouts],
         "advantages": [line["advantage"] for line in rollouts],
+        "turn rewards": [turn["reward"] for line in rollouts for turn in line["turns"] if turn["reward"]],
+        "turn advantages": [[turn["advantage"] for turn in line["turns"]] for line in rollouts],
         "logged rollouts": len(rollouts),
         "report lengths": [[(entry["length"], entry["n"]) for entry in report] for report in reports],
         "report rows": [sampler.options["max_rows"] for sampler in run.report_samplers],

@@ -14,12 +14,13 @@ class Options:
     model: str
     """Hugging Face folder of the model; with --endpoint the model's name on the server."""
     task: str = "needle"
-    """needle, bench (all of its 5 tasks, or one by name, such as bench_two_hop), ruler (all of its 13 tasks, or one by name),
-    ruler_hotpotqa, or the path of a .jsonl, .json or .parquet file; several separated by commas."""
+    """needle; bench (all of its 5 tasks, or one by name, such as bench_two_hop); ruler (all of its 13 tasks, or one by name);
+    ruler_hotpotqa; long_tasks (state_tracking, nth_request, fact_consolidation and aggregation, or one of their 14 tasks by
+    name); or the path of a .jsonl, .json or .parquet file; several separated by commas."""
     lengths: str | None = None
     """Document lengths such as 1,4,16 or 8k,1m: chunks for needle (1,4,16 if not given) and for the bench read by a miniature
-    (4,16,64), tokens for RULER's tasks and for the bench in English (8k,16k,32k), documents for ruler_hotpotqa (50,100,200).
-    Documents of files keep their length."""
+    (4,16,64), tokens for RULER's and the long tasks and for the bench in English (8k,16k,32k), documents for ruler_hotpotqa
+    (50,100,200). Documents of files keep their length."""
     methods: str | None = None
     """memory (reads chunk by chunk), one_shot (the whole document in the model's window), retrieval (the best passages), another
     agent (docs/agents.md) or FILE.py:NAME, and for the bench oracle and chance, which ask no model; several separated by

@@ -36,10 +36,11 @@ CHARACTERS_PER_TOKEN, TOKENS_PER_PARAGRAPH = 4, 140  # of English text; of a par
 
 def length_units() -> dict[str, str]:
     """The unit of each generated task's lengths, by the task's name."""
+    from memrl.data.longtasks import TASKS as LONG_TASKS
     from memrl.data.ruler import TASKS
 
-    made_of_tokens, made_of_chunks = dict.fromkeys((*TASKS, *bench.ENGLISH), "tokens"), dict.fromkeys(bench.NAMES, "chunks")
-    return {**made_of_tokens, **made_of_chunks, "needle": "chunks", "ruler_hotpotqa": "documents"}
+    made_of_tokens = dict.fromkeys((*TASKS, *LONG_TASKS, *bench.ENGLISH), "tokens")
+    return {**made_of_tokens, **dict.fromkeys(bench.NAMES, "chunks"), "needle": "chunks", "ruler_hotpotqa": "documents"}
 
 
 class Task:
@@ -148,7 +149,7 @@ class FileTask(Task):
 
 @dataclass
 class GeneratedTask(Task):
-    """RULER's tasks, RULER-HotpotQA and the bench in English: documents made to a length, by a generator of `memrl.data`."""
+    """RULER's tasks, RULER-HotpotQA, the long tasks and the bench in English: documents made to a length by `memrl.data`."""
 
     name: str
     generator: RulerTask | RulerHotpotQA
@@ -182,12 +183,13 @@ class GeneratedTask(Task):
 def make_tasks(
     names: Sequence[str], tokenizer: Tokenizer, agent: AgentConfig, files: RulerFiles | None = None, allow_files: bool = False
 ) -> list[Task]:
-    """Tasks by name, or from the path of a file of samples; `ruler` stands for RULER's thirteen, `bench` for the bench's five.
+    """Tasks by name, or from the path of a file of samples; `ruler` stands for RULER's thirteen, `bench` for its five, and
+    the names of `longtasks.GROUPS` for their tasks.
 
     The bench is in English unless the tokenizer is the miniature's.
 
     Args:
-        tokenizer: of the model that will read. RULER's tasks get a copy, because they run in a thread beside the sampler.
+        tokenizer: of the model that will read. Tasks with lengths in tokens get a copy: they run in a thread beside the sampler.
         files: sources of RULER's documents, and of the original's files that number HotpotQA's paragraphs.
         allow_files: documents of a file of samples may stand outside its folder.
 
@@ -195,6 +197,8 @@ def make_tasks(
         ValueError: no such task, two of one name, a file without samples, or a missing file that a task needs.
     """
     from memrl.data.bench.english import EnglishTask
+    from memrl.data.longtasks import GROUPS, make_long_task
+    from memrl.data.longtasks import TASKS as LONG_TASKS
     from memrl.data.ruler import TASKS, RulerFiles, make_ruler
     from memrl.data.ruler_hotpotqa import RulerHotpotQA
 
@@ -204,8 +208,9 @@ def make_tasks(
     def make(name: str) -> Task:
         if name == NeedleTask.name:
             return NeedleTask(tokenizer, agent)
-        if name in TASKS:
-            return GeneratedTask(name, make_ruler(name, thread_tokenizer(), files), "tokens", (8192, 16384, 32768), 2**25)
+        if name in TASKS or name in LONG_TASKS:
+            make_generator = make_ruler if name in TASKS else make_long_task
+            return GeneratedTask(name, make_generator(name, thread_tokenizer(), files), "tokens", (8192, 16384, 32768), 2**25)
         if name in bench.NAMES and is_spoken(tokenizer):
             return BenchTask(name, agent)
         if name in bench.NAMES or name in bench.ENGLISH:
@@ -215,13 +220,13 @@ def make_tasks(
         if name == "ruler_hotpotqa":
             return GeneratedTask(name, RulerHotpotQA(files), "documents", (50, 100, 200), 10**5, TOKENS_PER_PARAGRAPH)
         if not name.endswith((".jsonl", ".json", ".parquet")):
-            known = ", ".join((NeedleTask.name, "bench", *bench.NAMES, "ruler", *TASKS, "ruler_hotpotqa"))
+            known = ", ".join((NeedleTask.name, "bench", *bench.NAMES, "ruler", *TASKS, "ruler_hotpotqa", *GROUPS, *LONG_TASKS))
             raise ValueError(f"there is no task {name!r}; give the path of a .jsonl, .json or .parquet file, or one of {known}")
         if not Path(name).is_file():
             raise ValueError(f"task {name}: there is no such file")
         return FileTask(name, allow_files, files.hotpotqa)
 
-    groups = {"ruler": TASKS, "bench": tuple(bench.NAMES)}
+    groups = {"ruler": TASKS, "bench": tuple(bench.NAMES), **GROUPS}
     tasks = [make(one) for name in names for one in groups.get(name, (name,))]
     known = [task.name for task in tasks]
     if len(set(known)) < len(known):

@@ -20,6 +20,11 @@ T = TypeVar("T")
 # they differ by 1e-7 to 1e-5 (measured), with TF32 by some 1e-3; in bf16, where logits around 20 are rounded to 1/16, by 1e-2.
 SAME_FP32, SAME_16_BIT = 0.01, 0.1
 
+NO_EFFECT = (
+    "they are only logged and have no effect on training, because rl.outcome_weight is 1; set it below 1, for example to 0.8, to "
+    "train on them"
+)
+
 
 class RunError(RuntimeError):
     """The run cannot go on; every rank raises it with the same message."""
@@ -64,6 +69,19 @@ def first_update_warnings(
             "and it is 0; check that the files of model.path were not replaced, and try --rl.reference device"
         )
     return warnings
+
+
+def turn_reward_warning(groups: Iterable[Group], rl: RLOptions) -> str | None:
+    """What is wrong if turns have rewards of their own that are not trained on, or none where they should have."""
+    rewarded = any(turn.reward for group in groups for trajectory in group.trajectories for turn in trajectory.turns)
+    if rewarded and rl.outcome_weight == 1:
+        return f"turns have rewards of their own; {NO_EFFECT}"
+    if not rewarded and rl.outcome_weight < 1:
+        return (
+            f"rl.outcome_weight is {rl.outcome_weight:g}, and no turn has a reward of its own, so it only scales the advantages; "
+            "take a reward.function that returns one for each turn (docs/rewards.md), or set it to 1"
+        )
+    return None
 
 
 def first_not_finite(model: nn.Module) -> str | None:

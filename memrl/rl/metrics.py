@@ -8,15 +8,16 @@ from collections.abc import Sequence
 
 import torch
 
+from memrl.config import RewardOptions, RLOptions
 from memrl.engine import distributed
 from memrl.rl.rollout import StepGroups, has_signal
-from memrl.types import Turn
+from memrl.types import Trajectory, Turn
 
 # A sum and the number that divides it; None if the sum itself is the metric, which is a count then.
 Fraction = tuple[float, int | None]
 
 
-def rollout_metrics(step_groups: StepGroups) -> dict[str, float]:
+def rollout_metrics(step_groups: StepGroups, rl: RLOptions, reward: RewardOptions) -> dict[str, float]:
     """Means over everything that all ranks sampled, including groups that dynamic sampling replaced."""
     groups = step_groups.kept + step_groups.replaced
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -35,7 +36,8 @@ def rollout_metrics(step_groups: StepGroups) -> dict[str, float]:
             "reward/strict": (sum(t.scores["strict"] for t in trajectories), len(trajectories)),
             "reward/lenient": (sum(t.scores["lenient"] for t in trajectories), len(trajectories)),
             "reward/errors": (sum(bool(t.error) for t in trajectories), None),
-            "reward/signal": (sum(map(has_signal, groups)), len(groups)),
+            **({"reward/turn_mean": _turn_rewards(scored)} if rl.outcome_weight < 1 or reward.turns != "none" else {}),
+            "reward/signal": (sum(has_signal(group, rl) for group in groups), len(groups)),
             "reward/replaced_groups": (len(step_groups.replaced), None),
             "rollout/turns": (len(turns), None),
             "rollout/prompt_tokens": (sum(len(t.prompt_ids) for t in turns), len(turns)),
@@ -91,6 +93,11 @@ def means_over_ranks(fractions: dict[str, Fraction]) -> dict[str, float]:
 def truncated(turns: list[Turn]) -> Fraction:
     """The turns that reached their token cap, of all."""
     return sum(turn.finish_reason == "length" for turn in turns), len(turns)
+
+
+def _turn_rewards(trajectories: list[Trajectory]) -> Fraction:
+    rewards = [turn.reward for trajectory in trajectories for turn in trajectory.turns]
+    return sum(rewards), len(rewards)
 
 
 def _response_tokens(turns: list[Turn]) -> Fraction:

@@ -80,8 +80,14 @@ class MicroBatch:
 
 
 def pack_turns(turns: Sequence[TrainTurn], max_tokens: int) -> list[MicroBatch]:
-    """Pack turns into micro-batches of at most `max_tokens` inputs, first-fit decreasing: the longest turns first, each into the
-    first micro-batch with room for it. Raises ValueError if a single turn is larger than `max_tokens`.
+    """Pack turns into micro-batches of at most `max_tokens` inputs; ValueError if a single turn is larger than `max_tokens`."""
+    return [pack(members) for members in fill_batches(turns, max_tokens)]
+
+
+def fill_batches(turns: Sequence[TrainTurn], max_tokens: int) -> list[list[TrainTurn]]:
+    """The turns of each micro-batch, shortest first; as `pack_turns`.
+
+    They are filled by first-fit decreasing: the longest turns first, each into the first micro-batch with room for it.
     """
     bins: list[tuple[int, list[TrainTurn]]] = []
     for turn in sorted(turns, key=lambda t: -t.num_inputs):
@@ -98,7 +104,7 @@ def pack_turns(turns: Sequence[TrainTurn], max_tokens: int) -> list[MicroBatch]:
                 break
         else:
             bins.append((size, [turn]))
-    return [_pack(members) for _, members in bins]
+    return [sorted(members, key=lambda t: t.num_inputs) for _, members in bins]
 
 
 def balanced_partition(sizes: Sequence[int], num_parts: int) -> list[int]:
@@ -121,8 +127,8 @@ def empty_micro_batch() -> MicroBatch:
     return MicroBatch(torch.zeros(1, dtype=torch.int64), [1], no_ids, no_ids, no_ids, *[no_values] * 4)
 
 
-def _pack(turns: list[TrainTurn]) -> MicroBatch:
-    turns = sorted(turns, key=lambda t: t.num_inputs)
+def pack(turns: list[TrainTurn]) -> MicroBatch:
+    """One micro-batch of the turns in this order."""
     ids: list[int] = []
     targets: list[int] = []
     logprobs: list[float] = []

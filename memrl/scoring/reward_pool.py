@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
 from pathlib import Path
@@ -37,9 +38,13 @@ SHORT = 400  # characters that take the verifiers less time than sending them to
 class RewardPool(contextlib.AbstractContextManager):
     """Scores trajectories by a reward function, or by the strict verifier.
 
+    `decode` gives the text of prompts, for functions that read them; set it before the first score.
+
     If the function raises, returns anything but finite numbers, or exceeds the time limit, the trajectory gets an `error` and is
     left out, or gets reward 0; a worker that is stuck or dead is replaced.
     """
+
+    decode: Callable[[list[int]], str] = staticmethod(str)
 
     def __init__(self, function: str | None, workers: int, timeout_s: float, on_error: str = "skip", memory_gib: float = 0.0):
         """Start the workers; a ValueError in one line if the function cannot be loaded or a number is out of range.
@@ -74,14 +79,19 @@ class RewardPool(contextlib.AbstractContextManager):
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
 
     async def score(self, trajectory: Trajectory, sample: Sample) -> None:
-        """Set `reward`, `scores`, `error` and `left_out` in place, without blocking the event loop.
+        """Set `reward`, `scores`, `error` and `left_out`, and the turns' `reward` if the function returned them, in place.
 
-        `scores` has "strict" and "lenient"; with a function also "reward" and the other numbers that it returned.
+        `scores` has "strict" and "lenient"; with a function also "reward" and the other numbers that it returned. The event loop
+        goes on meanwhile.
         """
+        turns: list[float] = []
         if self._function is None and len(trajectory.response) <= SHORT:
             scores, error = verifier_scores(trajectory.response, sample.answers, sample.match), ""
         else:
-            scores, error = await asyncio.wrap_future(self._threads.submit(self._call, trajectory.response, sample))
+            reply = await asyncio.wrap_future(self._threads.submit(self._call, trajectory, sample))
+            scores, turns, error = reply["scores"], reply["turns"], reply["error"]
+        for turn, reward in zip(trajectory.turns, turns, strict=False):  # there are none, or one for each turn
+            turn.reward = reward
         own, trajectory.error = trajectory.scores, error
         trajectory.reward = scores["strict"] if self._function is None else scores.get("reward", 0.0)
         trajectory.scores = own | scores
@@ -113,19 +123,33 @@ class RewardPool(contextlib.AbstractContextManager):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _call(self, response: str, sample: Sample) -> tuple[dict[str, float], str]:
-        """Scores and error. Runs in one of as many threads as there are workers, so a worker is always idle."""
+    def _call(self, trajectory: Trajectory, sample: Sample) -> dict:
+        """The worker's reply. Runs in one of as many threads as there are workers, so a worker is always idle."""
         worker = self._idle.get()
         try:
-            # The verifiers do not read metadata, so it is not sent to them.
-            metadata = {} if self._function is None else sample.metadata
-            reply = worker.ask([response, list(sample.answers), sample.match, metadata])
-            return reply["scores"], reply["error"]
+            return worker.ask(self._request(trajectory, sample, worker.reads))
         except Exception as error:  # any failure here is this trajectory's error; the run continues
-            scores = verifier_scores(response, sample.answers, sample.match)
-            return scores, "" if self._function is None else one_line(error)
+            scores = verifier_scores(trajectory.response, sample.answers, sample.match)
+            return {"scores": scores, "turns": [], "error": "" if self._function is None else one_line(error)}
         finally:
             self._idle.put(worker)
+
+    def _request(self, trajectory: Trajectory, sample: Sample, reads: str) -> list:
+        """What a worker is sent: of the trajectory no more than the function reads, because prompts are long."""
+        # The verifiers do not read metadata, so it is not sent to them.
+        metadata = {} if self._function is None else sample.metadata
+        request = [trajectory.response, list(sample.answers), sample.match, metadata]
+        if reads == "response":
+            return [*request, None]
+        turns: list[dict] = [
+            {name: getattr(turn, name) for name in ("kind", "text", "finish_reason", "memory", "reward")}
+            | {"tokens": len(turn.response_ids)}
+            for turn in trajectory.turns
+        ]
+        if reads == "prompts":
+            for record, turn in zip(turns, trajectory.turns, strict=True):
+                record["prompt"] = self.decode(turn.prompt_ids)
+        return [*request, {"response": trajectory.response, "memory": trajectory.memory, "turns": turns}]
 
 
 class _Worker:
@@ -170,10 +194,11 @@ class _Worker:
                         os.write(2, b"\n(this call of the reward function prints more, which is not shown)\n")
 
     def wait_until_ready(self) -> None:
-        error = self._receive("importing the file", START_LIMIT_S)["error"]
-        if error:
+        reply = self._receive("importing the file", START_LIMIT_S)
+        if reply["error"]:
             self.discard()
-            raise ChildProcessError(error)
+            raise ChildProcessError(reply["error"])
+        self.reads: str = reply["reads"]  # "response", "trajectory" or "prompts"
 
     def ask(self, request: list) -> dict:
         """Send one request and return the reply; TimeoutError or ChildProcessError without one."""

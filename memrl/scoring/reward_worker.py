@@ -1,8 +1,10 @@
 """A worker process of the reward pool, started with START and the arguments ROOT SOCKET TIMEOUT_S MEMORY_GIB [FILE.py:NAME].
 
-It answers requests [number, response, answers, match, metadata] with {"number": number, "scores": {name: number}, "error": text},
-both JSON, over a socket inherited as a file descriptor. Standard output belongs to the reward function, so its prints cannot be
-mistaken for replies. The function runs in the main thread, the only one in which Python allows setting alarms.
+It answers requests [number, response, answers, match, metadata, trajectory] with {"number": number, "scores": {name: number},
+"turns": [number], "error": text}, both JSON, over a socket inherited as a file descriptor. Its first message, number 0, says by
+"reads" what the function is called with; `trajectory` is null unless the function reads it. Standard output belongs to the reward
+function, so its prints cannot be mistaken for replies. The function runs in the main thread, the only one in which Python allows
+setting alarms.
 """
 
 import contextlib
@@ -21,6 +23,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 from typing import Any
 
 from memrl.scoring.scores import verifier_scores
@@ -49,7 +52,8 @@ def main(socket_number: str, timeout_s: str, memory_gib: str, specification: str
     threading.Thread(target=end_with_parent, args=(socket,), daemon=True).start()
     try:
         function = None if specification is None else load_function(specification)
-        connection.send_bytes(json.dumps({"number": 0, "error": ""}).encode())
+        reads = "response" if function is None else read_by(function)
+        connection.send_bytes(json.dumps({"number": 0, "reads": reads, "error": ""}).encode())
     except ValueError as error:
         connection.send_bytes(json.dumps({"number": 0, "error": str(error)}).encode())
         return
@@ -102,7 +106,7 @@ def end_with_parent(socket: int) -> None:
     os.killpg(os.getpid(), signal.SIGKILL)
 
 
-def load_function(specification: str) -> Callable[[str, list[str], dict], Any]:
+def load_function(specification: str) -> Callable[..., Any]:
     """Load the function `FILE.py:NAME`; a ValueError gives the reason in one line if that fails."""
     path, _, name = specification.rpartition(":")
     if not path.endswith(".py") or not name:
@@ -125,22 +129,63 @@ def load_function(specification: str) -> Callable[[str, list[str], dict], Any]:
     function = getattr(module, name)
     if not callable(function) or inspect.isclass(function) or inspect.iscoroutinefunction(function):
         raise ValueError(f"{name} is not a plain function: def {name}(response, answers, metadata)")
+    reads = read_by(function)
     try:
-        inspect.signature(function).bind("", [], {})
+        inspect.signature(function).bind("", [], {}, **({"prompts": []} if reads == "prompts" else {}))
     except TypeError as error:
-        raise ValueError(f"{name} must take (response, answers, metadata): {error}") from error
+        first = "response" if reads == "response" else "trajectory"
+        raise ValueError(f"{name} must take ({first}, answers, metadata): {error}") from error
     return function
 
 
-def judge(function: Callable | None, response: str, answers: list[str], match: str, metadata: dict) -> dict[str, Any]:
+def read_by(function: Callable[..., Any]) -> str:
+    """What a function reads: "response"; "trajectory" if its first parameter is so named; "prompts", all of it, if another is."""
+    names = list(inspect.signature(function).parameters)
+    if names[:1] != ["trajectory"]:
+        return "response"
+    return "prompts" if "prompts" in names else "trajectory"
+
+
+def judge(
+    function: Callable | None, response: str, answers: list[str], match: str, metadata: dict, trajectory: dict | None = None
+) -> dict[str, Any]:
     """The reply to one request: the verifiers' scores and, if there is a function and no error, the function's numbers."""
-    scores = verifier_scores(response, answers, match)
+    scores, turns = verifier_scores(response, answers, match), []
     if function is None:
-        return {"scores": scores, "error": ""}
+        return {"scores": scores, "turns": turns, "error": ""}
     try:
-        return {"scores": scores | numbers_of(function(response, answers, metadata)), "error": ""}
+        if trajectory is None:
+            numbers = numbers_of(function(response, answers, metadata))
+        else:
+            result = call_with_trajectory(function, trajectory, answers, metadata)
+            numbers, turns = numbers_and_turns(result, len(trajectory["turns"]), scores["strict"])
+        return {"scores": scores | numbers, "turns": turns, "error": ""}
     except BaseException as error:
-        return {"scores": scores, "error": one_line(error) + _place(error)}
+        return {"scores": scores, "turns": [], "error": one_line(error) + _place(error)}
+
+
+def call_with_trajectory(function: Callable, trajectory: dict, answers: list[str], metadata: dict) -> Any:
+    turns = [SimpleNamespace(**turn) for turn in trajectory["turns"]]
+    prompts = {"prompts": [turn.prompt for turn in turns]} if read_by(function) == "prompts" else {}
+    return function(SimpleNamespace(**(trajectory | {"turns": turns})), answers, metadata, **prompts)
+
+
+def numbers_and_turns(result: Any, num_turns: int, strict: float) -> tuple[dict[str, float], list[float]]:
+    """The numbers by name, and the turns' rewards, of what a function of the trajectory returned.
+
+    A list has one reward for each turn, and the trajectory's is the strict score; a dict may have such a list as "turns". Other
+    results have no rewards of turns.
+    """
+    named = {"reward": strict, "turns": result} if isinstance(result, list | tuple) else result
+    if not isinstance(named, dict) or "turns" not in named:
+        return numbers_of(named), []
+    turns = named["turns"]
+    if not isinstance(turns, list | tuple):
+        raise TypeError(f"turns is {_short(turns)}, not a list of numbers")
+    if len(turns) != num_turns:
+        raise ValueError(f"{len(turns)} rewards of turns were returned for a trajectory of {num_turns} turns")
+    rewards = [_reward(f"the reward of turn {index}", value) for index, value in enumerate(turns)]
+    return numbers_of({name: value for name, value in named.items() if name != "turns"}), rewards
 
 
 def _place(error: BaseException) -> str:
@@ -167,14 +212,24 @@ def numbers_of(result: Any) -> dict[str, float]:
                 f"a score cannot be named {_short(name)}; names are text of at most {MAX_NAME} characters, and strict and "
                 "lenient are taken"
             )
-        if not hasattr(value, "__float__"):  # float() would parse text too
-            raise TypeError(f"{name} is {_short(value)}, not a number")
-        numbers[name] = float(value)
-        if not math.isfinite(numbers[name]):
-            raise ValueError(f"{name} is {numbers[name]}, not a finite number")
-    if abs(numbers["reward"]) > MAX_REWARD:
-        raise ValueError(f"reward is {numbers['reward']:g}; rewards must be between -{MAX_REWARD:,.0f} and {MAX_REWARD:,.0f}")
+        numbers[name] = _reward(name, value) if name == "reward" else _finite(name, value)
     return numbers
+
+
+def _finite(name: str, value: Any) -> float:
+    if not hasattr(value, "__float__"):  # float() would parse text too
+        raise TypeError(f"{name} is {_short(value)}, not a number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {number}, not a finite number")
+    return number
+
+
+def _reward(name: str, value: Any) -> float:
+    number = _finite(name, value)
+    if abs(number) > MAX_REWARD:
+        raise ValueError(f"{name} is {number:g}; rewards must be between -{MAX_REWARD:,.0f} and {MAX_REWARD:,.0f}")
+    return number
 
 
 def _short(value: Any) -> str:

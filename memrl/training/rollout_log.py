@@ -2,17 +2,18 @@
 
 from collections.abc import Iterator
 
+from memrl.config import RLOptions
 from memrl.rl.rollout import has_signal
 from memrl.tokenizer import Tokenizer
 from memrl.types import Group, Trajectory, Turn
 
 
-def rollout_records(step: int, groups: list[Group], count: int, tokenizer: Tokenizer) -> Iterator[dict]:
+def rollout_records(step: int, groups: list[Group], count: int, tokenizer: Tokenizer, rl: RLOptions) -> Iterator[dict]:
     """Up to `count` trajectories of the first group with signal: the best, the worst, the second best, and so on.
 
     Best and worst side by side show what made the difference. Those without a reward come last.
     """
-    group = next(filter(has_signal, groups), groups[0])
+    group = next((group for group in groups if has_signal(group, rl)), groups[0])
     failed = [index for index, trajectory in enumerate(group.trajectories) if trajectory.left_out]
     others = [index for index, trajectory in enumerate(group.trajectories) if not trajectory.left_out]
     ranked = sorted(others, key=lambda index: -group.trajectories[index].reward)
@@ -46,4 +47,6 @@ def _turn_record(turn: Turn, tokenizer: Tokenizer) -> dict:
         "prompt_tokens": len(turn.prompt_ids),
         "response_tokens": len(turn.response_ids),
         "finish_reason": turn.finish_reason,
+        "reward": turn.reward,
+        "advantage": turn.advantage,
     }

@@ -31,7 +31,16 @@ from memrl.kernels.attention import pick_attention
 from memrl.llm import Decoding, LocalLLM
 from memrl.model import load_model, save_model
 from memrl.model.hf_config import longest_text, read_config
-from memrl.rl.health import RunError, StepWatch, first_not_finite, first_update_warnings, on_all_ranks
+from memrl.rl.health import (
+    NO_EFFECT,
+    RunError,
+    StepWatch,
+    first_not_finite,
+    first_update_warnings,
+    on_all_ranks,
+    turn_reward_warning,
+)
+from memrl.rl.memory_gain import MemoryGain
 from memrl.rl.metrics import rollout_metrics, update_metrics
 from memrl.rl.packing import TrainTurn
 from memrl.rl.reference import make_reference
@@ -46,7 +55,7 @@ from memrl.training.inputs import check_questions, check_window, make_source
 from memrl.training.memory_plan import check_fits
 from memrl.training.rollout_log import rollout_records
 from memrl.training.validation import validate_policy, validation_samples
-from memrl.types import Sample
+from memrl.types import Group, Sample
 
 MAX_SKIPPED = 20  # optimizer steps in a row without a finite gradient
 
@@ -73,18 +82,23 @@ class Trainer:
             RunError: the weights are not finite.
         """
         self.config, self.run, self.tokenizer, self.agent, self.rewards = config, run, tokenizer, agent, rewards
+        rewards.decode = tokenizer.decode
         self.source = make_source(config.data, config.rl.prompts_per_step, config.seed)
         training = self.source.samples if isinstance(self.source, FileSource) else ()
         self.validation_samples: list[Sample] = []
         if config.validation.every:
             self.validation_samples = validation_samples(config.validation, config.data, config.seed, training)
         self._check_inputs(training, start)
+        self.memory_gain: MemoryGain | None = None
         self._load_models(start)
         self.llm = self._make_llm(Decoding(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k))
         self._watch = StepWatch(config.reward, config.rl, config.log.flat_steps)
         self._skipped_in_a_row = 0
         self._last_sound: int | None = None  # step of the last checkpoint that was not saved between skipped optimizer steps
-        self._is_first_update, self._is_start = True, True
+        self._is_first_step, self._is_first_update, self._is_start = True, True, True
+        if self.memory_gain is not None and config.rl.outcome_weight == 1:
+            warn(f"reward.turns gives turns rewards of their own; {NO_EFFECT}")
+            self._is_first_step = False  # it would say so too
 
     def _check_inputs(self, training: Sequence[Sample], start: Path) -> None:
         """Raise ValueError now for what would otherwise end the run at its first long question or document."""
@@ -126,6 +140,9 @@ class Trainer:
             share_prefixes=rollout.share_prefixes,
             attention=self.attention,
         )
+        if config.reward.turns == "memory_gain":
+            options = (rollout.temperature, rl.micro_batch_tokens, self.attention)
+            self.memory_gain = MemoryGain(self.replica, self.tokenizer, self.agent.prompts, *options)
         self._check_longest_turn(self.sampler.cache_tokens, "rollout.cache_gib has room for")
 
     def _make_llm(self, decoding: Decoding) -> LocalLLM:
@@ -184,13 +201,13 @@ class Trainer:
         rl = self.config.rl
         started = time.perf_counter()
         indices = range(distributed.rank(), rl.prompts_per_step, distributed.world_size())
-        options = {"seed": self.config.seed, "step": step, "question_indices": indices}
+        options = {"seed": self.config.seed, "step": step, "question_indices": indices, "reward_turns": self.reward_turns}
         groups = on_all_ranks(lambda: collect_step(self.llm, self.source, self.agent, self.rewards, rl, **options))
         self.sampler.release()  # the update needs the memory, and the cached keys and values belong to the old weights
         sampled = time.perf_counter()
         updates = self._update(step, assign_advantages(groups.kept, rl))
         self._update_replica(f"after step {step + 1} the weights are")
-        metrics = {"step": step + 1} | rollout_metrics(groups) | update_metrics(updates)
+        metrics = {"step": step + 1} | rollout_metrics(groups, rl, self.config.reward) | update_metrics(updates)
         finished = time.perf_counter()
         tokens = metrics["rollout/response_tokens"] * metrics["rollout/turns"]
         seconds = {
@@ -202,11 +219,20 @@ class Trainer:
         if distributed.rank() == 0:
             self.run.log("metrics.jsonl", metrics)
             self.run.log("timing.jsonl", {"step": step + 1} | seconds)
-            for record in rollout_records(step + 1, groups.kept, self.config.log.rollouts, self.tokenizer):
+            for record in rollout_records(step + 1, groups.kept, self.config.log.rollouts, self.tokenizer, rl):
                 self.run.log("rollouts.jsonl", record)
+        if self._is_first_step and (warning := turn_reward_warning(groups.kept, rl)) is not None:
+            warn(f"step {step + 1}: {warning}")
+        self._is_first_step = False
         if (warning := self._watch.check(metrics, groups.kept + groups.replaced)) is not None:
             warn(f"step {step + 1}: {warning}")
         return metrics, seconds
+
+    def reward_turns(self, groups: list[Group]) -> None:
+        """Add the rewards of `reward.turns` to the turns of groups that were just sampled."""
+        if self.memory_gain is not None:
+            self.sampler.release()  # the forward passes need the memory
+            self.memory_gain.add_to(groups)
 
     def _update(self, step: int, turns: dict[int, list[TrainTurn]]) -> list[dict[str, float]]:
         """The batch's optimizer steps: `epochs` passes over the same updates."""

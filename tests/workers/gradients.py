@@ -41,8 +41,11 @@ CASES = {
 
 
 def make_turns(num_groups: int = 5) -> list[TrainTurn]:
-    """Groups of unequal numbers of trajectories of unequal numbers of turns of unequal lengths; ranks get unequal shares."""
-    rng = random.Random(0)
+    """Groups of unequal numbers of trajectories of unequal numbers of turns of unequal lengths; ranks get unequal shares.
+
+    Each turn has an advantage of its own.
+    """
+    rng, own = random.Random(0), random.Random(1)
     turns = []
     for trajectory in range(num_groups * 3):
         advantage = rng.random() - 0.5
@@ -51,7 +54,7 @@ def make_turns(num_groups: int = 5) -> list[TrainTurn]:
             response = [rng.randrange(97) for _ in range(rng.randrange(1, 9))]
             logprobs = [-4 - rng.random() for _ in response]
             turn = Turn("memory", prompt, response, logprobs, "stop")
-            turns.append(TrainTurn(turn, advantage, min(trajectory // 2, num_groups - 1), trajectory))
+            turns.append(TrainTurn(turn, advantage + own.uniform(-0.3, 0.3), min(trajectory // 2, num_groups - 1), trajectory))
     return turns
 
 

@@ -13,7 +13,7 @@ from memrl.engine.deepspeed_engine import Engine
 from memrl.training import trainer
 from tests.recorded_run import BASE, NoisySampler, make_config, run_with_stand_ins
 
-# Two steps of two passes over two updates, at temperature 0.7.
+# Two steps of two passes over two updates, at temperature 0.7, with an advantage for each turn.
 SETTINGS = BASE | {
     "resume": "auto",
     "engine.zero_stage": 3,
@@ -22,6 +22,11 @@ SETTINGS = BASE | {
     "checkpoint.keep_last": 9,
     "checkpoint.keep_best": True,
     "rl.micro_batch_tokens": 60,
+    "reward.function": "turn_reward.py:words",
+    "reward.turns": "memory_gain",
+    "rl.outcome_weight": 0.6,
+    "rl.turn_return": "to_go",
+    "rl.turn_discount": 0.5,
 }
 
 

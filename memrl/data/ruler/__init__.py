@@ -26,8 +26,8 @@ class RulerFiles:
     """The user's files that some of the tasks are made from."""
 
     essays: str | None = None
-    """text to hide needles in, for niah_single_2, niah_single_3, niah_multikey_1, niah_multivalue and niah_multiquery: a folder
-    of .txt or .txt.gz files, or one file; repeated if a document is longer"""
+    """text to hide needles in, for niah_single_2, niah_single_3, niah_multikey_1, niah_multivalue and niah_multiquery, and the
+    stories of state_tracking: a folder of .txt or .txt.gz files, or one file; repeated if a document is longer"""
     squad: str | None = None
     """SQuAD questions and paragraphs, for qa_1: a JSON file, .gz or not"""
     hotpotqa: str | None = None

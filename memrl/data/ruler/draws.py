@@ -5,7 +5,9 @@ be the same in every version.
 """
 
 import random
-from collections.abc import MutableSequence
+from collections.abc import Iterator, MutableSequence, Sequence
+from itertools import islice
+from typing import Generic, TypeVar
 from uuid import UUID
 
 from memrl.data.paragraphs import draw
@@ -13,10 +15,33 @@ from memrl.data.paragraphs import draw
 _CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DIGITS = "0123456789abcdef"
 
+Item = TypeVar("Item")
+
+
+class Endless(Generic[Item]):
+    """An endless sequence of which each item is made once, however often its beginning is asked for."""
+
+    def __init__(self, items: Iterator[Item]):
+        self._items, self._made = items, list[Item]()
+
+    def first(self, number: int) -> list[Item]:
+        self._made.extend(islice(self._items, max(0, number - len(self._made))))
+        return self._made[:number]
+
 
 def below(rng: random.Random, number: int) -> int:
     """A whole number from 0 to `number` - 1."""
     return int(rng.random() * number)
+
+
+def pick(rng: random.Random, items: Sequence[Item]) -> Item:
+    """One of the items."""
+    return items[below(rng, len(items))]
+
+
+def pick_some(rng: random.Random, items: Sequence[Item], number: int) -> list[Item]:
+    """`number` different ones of the items, in random order."""
+    return [items[index] for index in draw(rng, len(items), number)]
 
 
 def shuffle(rng: random.Random, items: MutableSequence) -> None:

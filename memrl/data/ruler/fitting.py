@@ -21,11 +21,13 @@ class Document:
         context: the text.
         places: where each piece of evidence begins, in characters.
         facts: further metadata of the sample.
+        answers: the gold answers if they depend on the number of units; else None.
     """
 
     context: str
     places: tuple[int, ...] = ()
     facts: dict = field(default_factory=dict)
+    answers: tuple[str, ...] | None = None
 
 
 class TooShort(ValueError):

@@ -26,7 +26,7 @@ class Plan:
     """The parts of a sample that do not depend on its length.
 
     Attributes:
-        question, answers, match: as in `memrl.types.Sample`.
+        question, answers, match: as in `memrl.types.Sample`; a document's own answers replace `answers`.
         build: the document of a number of units, a pure function.
         smallest: the fewest units of a document.
         step: as in `fit`.
@@ -75,14 +75,16 @@ class RulerTask(ABC):
 class SyntheticTask(RulerTask):
     """A task whose samples are made from random words and numbers."""
 
+    format = FORMAT
+
     def __init__(self, name: str, tokenizer: Tokenizer, haystack: str = ""):
         """
         Args:
             haystack: version of the haystack, if the task has one.
         """
         self.name, self.tokenizer = name, tokenizer
-        parts = "\n".join((FORMAT, name, str(RESERVE), haystack, _tokenizer_version(tokenizer)))
-        self.version = f"{FORMAT}-{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
+        parts = "\n".join((self.format, name, str(RESERVE), haystack, _tokenizer_version(tokenizer)))
+        self.version = f"{self.format}-{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
 
     @abstractmethod
     def plan(self, length: int, rng: Rng) -> Plan:
@@ -111,7 +113,7 @@ class SyntheticTask(RulerTask):
             id=f"{self.name}-{length}-{seed}-{index}",
             question=plan.question,
             context=document.context,
-            answers=plan.answers,
+            answers=plan.answers if document.answers is None else document.answers,
             match=plan.match,
             metadata={"task": self.name, "length": length, "tokens": tokens, "depths": depths, **document.facts},
         )
