@@ -7,7 +7,7 @@ import pytest
 
 from memrl.data.bench import ENGLISH, TASKS
 from memrl.data.bench.answers import chance, chance_answer, oracle_answer
-from memrl.data.bench.english import TOKENS_PER_FACT, EnglishTask, read_facts, read_question, sentence
+from memrl.data.bench.english import EnglishTask, read_facts, read_question, sentence
 from memrl.data.bench.stories import ORDERS, Fact
 from memrl.data.ruler.task import RESERVE
 from memrl.scoring.verify import strict_match
@@ -85,7 +85,12 @@ def test_the_users_text_takes_the_place_of_the_noise(tmp_path):
 def test_by_default_documents_hold_more_facts_than_a_memory_takes(tokenizer):  # noqa: F811
     sample = EnglishTask("bench_update_english", "update", tokenizer, 5000).sample(8192, 0, 0)
     tokens = sum(len(tokenizer.encode(sentence(fact))) for fact in read_facts(sample.context))
-    assert sample.metadata["others"] == 8192 // TOKENS_PER_FACT and tokens > 1024
+    assert sample.metadata["others"] == 8192 // 64 and tokens > 1024
+    few = EnglishTask("bench_update_english", "update", tokenizer, 5000, tokens_per_fact=1000)
+    assert (
+        few.sample(8192, 0, 0).metadata["others"] == 8
+        and few.version != EnglishTask("bench_update_english", "update", tokenizer, 5000).version
+    )
 
 
 def test_sentences_are_read_as_they_are_written():

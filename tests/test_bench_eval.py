@@ -15,12 +15,12 @@ from memrl.data.ruler import RulerFiles
 from memrl.evaluation.baselines import chance, oracle
 from memrl.evaluation.runner import variation_of
 from memrl.evaluation.tasks import choose_lengths, length_units, make_tasks
+from memrl.miniature.start import build_model
 from memrl.model import save_model
 from memrl.prompts import load_prompts
 from memrl.scoring.scores import score_response
 from memrl.tokenizer import Tokenizer
 from memrl.training.miniature_report import GeneratedTasks
-from memrl.training.miniature_start import build_model
 from memrl.types import Sample
 from tests.test_ruler import make_essay, tokenizer  # noqa: F401 (fixture)
 

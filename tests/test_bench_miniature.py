@@ -89,6 +89,40 @@ def test_the_number_of_facts_is_what_is_asked_for_and_by_default_more_than_a_sma
             assert right(sample) == 1
 
 
+def remembers(sample, room: int) -> bool:
+    """Whether a reader answers two_hop that keeps what it knows to need, and besides that the last `room` codes."""
+    asked, target, memory, answer = sample.question.split()[1], None, {}, None
+    for fact in read_facts(sample.context):
+        if (fact.kind, fact.name) == ("link", asked):
+            target = fact.values[0]
+            answer = memory.get(target)
+        elif fact.kind == "code" and fact.name == target:
+            answer = fact.values
+        elif fact.kind == "code" and target is None:
+            memory.pop(fact.name, None)
+            memory[fact.name] = fact.values
+            memory = dict(list(memory.items())[-room:]) if room else {}
+    return answer is not None and sample.answers == (" ".join((target, *answer)),)
+
+
+@pytest.mark.parametrize(
+    ("order", "gap", "shares"),  # with room for 0, 1, 4 and 24 codes; docs/bench.md has this table
+    [
+        ("forward", 0, (1, 1, 1, 1)),
+        ("forward", 32, (1, 1, 1, 1)),
+        ("reversed", 0, (0, 0.895, 1, 1)),
+        ("reversed", 1, (0, 0.525, 1, 1)),
+        ("reversed", 2, (0, 0.21, 0.965, 1)),
+        ("reversed", 4, (0, 0.05, 0.75, 1)),
+        ("reversed", 8, (0, 0.005, 0.145, 1)),
+        ("reversed", 16, (0, 0, 0, 1)),
+    ],
+)
+def test_only_the_reversed_order_needs_room_for_more_the_wider_the_gap(order, gap, shares):
+    samples = [make_bench_sample("two_hop", 48, seed, order=order, gap=gap) for seed in range(200)]
+    assert tuple(sum(remembers(sample, room) for sample in samples) / 200 for room in (0, 1, 4, 24)) == shares
+
+
 def test_lookalikes_stand_in_every_document_and_are_not_the_answer():
     for seed in range(40):
         sample = make_bench_sample("distractors", 2, seed)

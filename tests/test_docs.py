@@ -114,9 +114,9 @@ def test_the_example_of_a_reward_function_does_what_it_says():
 
 
 def test_the_example_of_a_reward_for_turns_does_what_it_says():
-    keep = python_of("rewards.md")["keep_the_answer"]
-    turns = [SimpleNamespace(memory=memory) for memory in ("nothing yet", "it is Paris", None)]
-    assert keep(SimpleNamespace(turns=turns), ["Paris"], {}) == [0.0, 1.0, 0.0]
+    recall_gain = python_of("rewards.md")["recall_gain"]
+    turns = [SimpleNamespace(memory=memory) for memory in ("nothing yet", "a man named Ed", "Ed Wood", "Wood", None)]
+    assert recall_gain(SimpleNamespace(turns=turns), ["Ed Wood"], {}) == [0.0, 0.5, 0.5, -0.5, 0.0]
 
 
 def test_the_example_of_reading_and_writing_data_runs(tmp_path, monkeypatch):
@@ -131,4 +131,4 @@ def test_the_example_of_reading_and_writing_data_runs(tmp_path, monkeypatch):
 
 def test_every_python_block_of_the_documents_is_run_above():
     blocks = {page.name for page in PAGES if "```python\n" in page.read_text(encoding="utf-8")}
-    assert blocks == {"rewards.md", "data.md"}
+    assert blocks == {"rewards.md", "data.md", "writing_an_agent.md"}  # the last one by tests/test_writing_an_agent.py

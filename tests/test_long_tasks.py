@@ -10,7 +10,7 @@ import time
 import pytest
 
 from memrl.agents import AgentConfig
-from memrl.data.longtasks import FAMILIES, GROUPS, TASKS, make_long_task
+from memrl.data.longtasks import FAMILIES, GROUPS, TASKS, make_long_task, nth_request
 from memrl.data.longtasks.fact_consolidation import NUM_NAMES, name
 from memrl.data.longtasks.labelled_entries import SUBJECTS
 from memrl.data.longtasks.state_tracking import OBJECTS, PEOPLE, PLACES
@@ -201,6 +201,16 @@ def test_a_conversation_repeats_one_request_a_number_of_times(task):
     assert len(asked) > number // 2
     near = [one for one in requests if one != request and (one.startswith(f"{kind} ") or one.endswith(f" {topic}"))]
     assert near  # the same kind of text about another topic, or another kind about the same
+
+
+def test_what_the_asked_answers_are_about_is_in_no_other_sentence(monkeypatch):
+    monkeypatch.setattr(nth_request, "ADJECTIVES", nth_request.ADJECTIVES[:4])
+    monkeypatch.setattr(nth_request, "NOUNS", nth_request.NOUNS[:12])  # 48 pairs for some hundred sentences
+    sample = make("nth_request_8").sample(6000, 0, 0)
+    depths = [*sample.metadata["depths"], *sample.metadata["other_depths"]]
+    begins = [round(depth * len(sample.context)) for depth in depths]
+    subjects = collections.Counter(" ".join(one.split()[1:3]) for one in re.findall(r"(?<=[:.] )[A-Z][^.:\n]+\.", sample.context))
+    assert [subjects[" ".join(sample.context[begin:].split()[1:3])] for begin in begins] == [1] * 8
 
 
 @pytest.mark.parametrize("task", FACTS)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from memrl.agents.agent_function import AGENTS, load_agent_function
 from memrl.prompts import PROMPT_FOLDER, Prompts, PromptTemplate, check_prompts, load_prompts
 from memrl.tokenizer import Tokenizer, load_tokenizer
 from tests.test_tokenizer import character_tokenizer
@@ -57,12 +58,16 @@ def test_slots_stand_in_the_files_order(tokenizer, name, order):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("system", [None, "You are careful."])
 def test_every_files_prompts_decode_to_the_chat_templates_text(tokenizer, path, system):
-    prompts = load_prompts(path)
-    slots = {"question": "Who is it?", "memory": " a\n\nb ", "section": "Once upon  a time\n"}
-    for kind in ("memory", "answer"):
-        text = getattr(prompts, kind)
-        used = slots if kind == "memory" else {name: slots[name] for name in ("question", "memory")}
-        template = PromptTemplate(text, tokenizer, system)
+    agent = path.stem.removeprefix("miniature_")
+    texts = load_agent_function(agent if agent in AGENTS else "memory").texts
+    prompts = load_prompts(path, texts)
+    values = {"question": "Who is it?", "memory": " a\n\nb ", "section": "Once upon  a time\n"}
+    for name, slots in texts.items():
+        text = prompts.text(name)
+        used = {slot: values.get(slot, "more") for slot in slots}
+        if not used:
+            continue
+        template = PromptTemplate(text, tokenizer, system, slots)
         ids = template.render(**{name: tokenizer.encode(value) for name, value in used.items()})
         assert tokenizer.hf.decode(ids, skip_special_tokens=False) == whole_text(tokenizer, text.strip(), used, system)
         assert len(ids) == template.num_tokens + sum(len(tokenizer.encode(value)) for value in used.values())
@@ -177,7 +182,7 @@ def test_a_file_that_is_not_yaml_is_one_line_that_names_it(tmp_path, content):
 
 @pytest.mark.parametrize("name", ["no_such_prompts", "missing/file.yaml", Path("nowhere.yaml")])
 def test_a_missing_file_is_one_line_that_lists_what_there_is(name):
-    with pytest.raises(ValueError, match="question_first, section_first") as error:
+    with pytest.raises(ValueError, match="question_first, recall, section_first") as error:
         load_prompts(name)
     assert str(name) in str(error.value)
     assert "\n" not in str(error.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from memrl.agents.agent_config import AgentConfig
+from memrl.agents.agent_config import AgentConfig, encode_document, encode_question
 from memrl.agents.agent_function import load_agent_function, make_config, run_agent
 from memrl.agents.memory import memory_agent
 from memrl.agents.one_shot import OneShotConfig, one_shot_agent
@@ -20,6 +20,8 @@ __all__ = [
     "AgentConfig",
     "OneShotConfig",
     "RetrievalConfig",
+    "encode_document",
+    "encode_question",
     "load_agent_function",
     "make_config",
     "memory_agent",

@@ -34,7 +34,7 @@ def check_words(tasks: Sequence[str], tokenizer: Tokenizer) -> None:
         for word in f"{sample.question} {sample.context}".split():
             if tokenizer.hf.unk_token_id in tokenizer.encode(word):
                 problem = f"data.tasks holds {task}, but the model's vocabulary lacks the word {word!r}"
-                raise ValueError(f"{problem}; choose a miniature that has it, or other tasks")
+                raise ValueError(f"{problem}; give a model.miniature that has it, or other tasks")
 
 
 def generator(tasks: Sequence[str], index: int) -> Generator:

@@ -182,6 +182,9 @@ def open_evaluation(
     lengths = None if options.lengths is None else parse_lengths(options.lengths)
     if options.endpoint is None:
         reader = replace(reader, device=ranks.device(reader.device))
+    named = [name.strip() for name in (options.methods or "").split(",") if ":" in name]
+    if named and reader.agent.function is None:  # a user's file that the command names may be run
+        reader = replace(reader, agent=replace(reader.agent, function=named[0]))
     model = read_model_settings(options, reader)
     window = None if options.endpoint is not None else model_window(options.model, reader)
     methods = make_methods((options.methods or model.agent.function).split(","), method_options, model.agent, window)

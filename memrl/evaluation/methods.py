@@ -16,7 +16,7 @@ from memrl.agents.limits import check_agent, check_window, longest_turn, prompt_
 from memrl.agents.one_shot import OneShotConfig, document_prompt, one_shot_agent
 from memrl.agents.retrieval import K1, B, RetrievalConfig, import_bm25s, retrieval_agent
 from memrl.evaluation.baselines import BASELINES, BaselineConfig
-from memrl.prompts import PromptTemplate
+from memrl.prompts import PROMPT_FOLDER, PromptTemplate
 from memrl.types import Sample, Trajectory
 from memrl.utils.files import fingerprint
 
@@ -172,7 +172,9 @@ def make_methods(names: Sequence[str], options: MethodOptions, agent: AgentConfi
             config = BaselineConfig(agent)
         elif name not in ("one_shot", "retrieval", agent.function):
             limits = {limit: getattr(agent, limit) for limit in LIMITS}
-            config = make_config(agent.prompts, function=name, **limits)
+            lacks = [text for text in load_agent_function(name).texts if not agent.prompts.text(text)]
+            has_own_file = (PROMPT_FOLDER / f"{name}.yaml").is_file()
+            config = make_config(name if lacks and has_own_file else agent.prompts, function=name, **limits)
         elif name == "one_shot":
             if limit is None:
                 raise ValueError(

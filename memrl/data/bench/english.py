@@ -25,7 +25,6 @@ SURNAMES = (
     "Shepherd Slater Taylor Turner Walker Weaver Wood"
 ).split()
 FORMAT = "1"  # raised when the same arguments give another sample
-TOKENS_PER_FACT = 64  # of the document, for each fact that the answer does not need
 _SMALLEST = 200  # characters of prose
 _MARGIN = 0.15  # share of a chunk at both ends that a fact of two_hop keeps away from, since its place is not exact
 _FORMS = {
@@ -86,18 +85,21 @@ class EnglishTask(SyntheticTask):
 
     answer_tokens = 64
 
-    def __init__(self, name: str, task: str, tokenizer: Tokenizer, chunk_tokens: int, essays: str | None = None):
+    def __init__(
+        self, name: str, task: str, tokenizer: Tokenizer, chunk_tokens: int, essays: str | None = None, tokens_per_fact: int = 64
+    ):
         """
         Args:
             task: one of the bench's tasks.
             chunk_tokens: of the agent; gaps are counted in such chunks.
+            tokens_per_fact: of the document, for each fact that the answer does not need.
 
         Raises:
             ValueError: there is no text at `essays`.
         """
-        self.task, self.chunk_tokens = task, chunk_tokens
+        self.task, self.chunk_tokens, self.tokens_per_fact = task, chunk_tokens, tokens_per_fact
         self.haystack = read_essays(essays) if essays else Haystack(NOISE, " ", "noise")
-        super().__init__(name, tokenizer, f"bench {FORMAT}, chunks of {chunk_tokens} tokens, {self.haystack.version}")
+        super().__init__(name, tokenizer, f"bench {FORMAT}, {chunk_tokens}, {tokens_per_fact}, {self.haystack.version}")
 
     def plan(self, length: int, rng: Rng) -> Plan:
         return self._plan(length, rng, rng("variation").randrange(NUM_VARIATIONS))
@@ -114,7 +116,7 @@ class EnglishTask(SyntheticTask):
         chunks = max(1.0, (length - self.answer_tokens - RESERVE) / self.chunk_tokens)
         varied = vary(self.task, number, int(chunks))
         story = STORIES[self.task](Draws(rng("story"), draw_name), varied)
-        others = max(0, length // TOKENS_PER_FACT - len(story.lookalikes))
+        others = max(0, length // self.tokens_per_fact - len(story.lookalikes))
         facts = [*story.evidence, *story.lookalikes, *(story.other() for _ in range(others))]
         places = rng("places")
         shares = _evidence_shares(places, varied, chunks)
