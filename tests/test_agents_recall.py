@@ -77,6 +77,9 @@ def test_only_the_latest_memories_are_kept(tokenizer):
     assert seen(tokenizer, read(tokenizer, *script))[-1] == ("x", "emma 1")
     two = AgentConfig(PROMPTS, 10, 60, 5, 20, options=Options(kept_memories=2))
     assert seen(tokenizer, read(tokenizer, *script, config=two))[-1] == ("x", "emma 2")
+    again = ["emma 1", "emma 2", "emma 1", "x", "y<recall>emma</recall>", "42"]  # the first one is the latest then
+    trajectory = read(tokenizer, *again, document=DOCUMENT + "section 4 ", config=two)
+    assert seen(tokenizer, trajectory)[-1] == ("y", "emma 1")
 
 
 @pytest.mark.parametrize(

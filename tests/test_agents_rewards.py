@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from memrl.scoring.reward_worker import judge, load_function
 from memrl.types import Trajectory, Turn
 
 PATH = Path(__file__).resolve().parent.parent / "docs" / "examples" / "agent_rewards.py"
@@ -48,3 +49,13 @@ def test_gates_in_bare_words_and_the_miniatures_needle():
 def test_fewer_passes_earn_more(num_passes, bonus):
     turns = [("check", ""), ("check", ""), ("merge", "m")] * num_passes
     assert rewards.passes(trajectory(*turns), ["42"], {}) == {"reward": pytest.approx(1 + bonus), "passes": num_passes}
+
+
+@pytest.mark.parametrize("name", ["gates", "word_gates", "passes"])
+def test_a_reward_worker_takes_them(name):
+    function = load_function(f"{PATH}:{name}")
+    turns = [{"kind": "memory", "text": "keep stop"}, {"kind": "answer", "text": ""}]
+    sent = {"response": "\\boxed{42}", "memory": "m", "turns": turns}
+    reply = judge(function, "\\boxed{42}", ["42"], "any", {"needle_chunk": 0}, sent)
+    assert reply["error"] == "" and reply["scores"]["reward"] > 0
+    assert len(reply["turns"]) == (0 if name == "passes" else 2)

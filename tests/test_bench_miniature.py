@@ -12,7 +12,7 @@ from memrl.data.bench import TASKS
 from memrl.data.bench.answers import chance, chance_answer, oracle_answer
 from memrl.data.bench.miniature import WORDS, build_tokenizer, is_spoken, make_bench_sample, read_facts, sentence
 from memrl.data.bench.stories import GAPS, ORDERS, Fact, vary
-from memrl.data.generated import GENERATORS, check_tasks, check_words
+from memrl.data.generated import GENERATORS, check_tasks
 from memrl.data.training_source import NeedleSource
 from memrl.scoring.verify import strict_match
 from memrl.tokenizer import Tokenizer
@@ -215,10 +215,10 @@ def test_the_vocabulary_extends_that_of_the_miniature(tokenizer):
     assert is_spoken(tokenizer)
     with pytest.raises(ValueError, match="only the words of the task needle"):
         is_spoken(plain)
-    check_words(list(GENERATORS), tokenizer)
-    check_words(["needle", "bench_update"], plain)
+    check_tasks(list(GENERATORS), tokenizer)
+    check_tasks(["needle", "bench_update"], plain)
     with pytest.raises(ValueError, match=r"data\.tasks holds bench_counting, but the model's vocabulary lacks the word 'visit'"):
-        check_words(["needle", "bench_counting"], plain)
+        check_tasks(["needle", "bench_counting"], plain)
 
 
 def test_tasks_take_turns_in_training_and_validation():
@@ -233,7 +233,15 @@ def test_tasks_take_turns_in_training_and_validation():
     assert [sample.metadata.get("task") for sample in checked] == names
     plain = NeedleSource(DataOptions(min_chunks=3, max_chunks=3), seed=1)
     assert plain.sample(4, 1) == samples[1]  # the default draws the documents that it drew before there were tasks
-    with pytest.raises(ValueError, match=r"data\.tasks holds 'bench'; give one or more of needle, bench_two_hop"):
-        NeedleSource(DataOptions(tasks=["bench"]), seed=1)
+
+
+def test_unknown_tasks_end_a_run_before_it_begins(tmp_path, capsys, tokenizer):
+    from memrl.__main__ import main
+
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--run_dir", str(tmp_path / "run"), "--data.tasks", "[bench]"])
+    assert stop.value.code == 2
+    assert "data.tasks holds 'bench'; give one or more of needle, bench_two_hop" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match=r"data\.tasks is empty"):
-        check_tasks([])
+        check_tasks([], tokenizer)

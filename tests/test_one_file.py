@@ -7,6 +7,7 @@ import random
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -19,16 +20,17 @@ from memrl.data.needle import build_tokenizer, make_sample
 from memrl.engine import distributed
 from memrl.engine.deepspeed_engine import Engine, learning_rate_factor
 from memrl.llm import Decoding, LocalLLM
+from memrl.miniature.registry import find_miniature
+from memrl.miniature.start import build_model
 from memrl.model import PackedContext
-from memrl.prompts import PromptTemplate
+from memrl.rl.loss import policy_loss
 from memrl.rl.packing import TrainTurn, pack_turns
 from memrl.rl.reference import Reference
 from memrl.rl.rollout import assign_advantages
-from memrl.rl.update import accumulate_gradients, add_logprobs, prepare_update
+from memrl.rl.update import accumulate_gradients, add_logprobs, loss_options, prepare_update
 from memrl.sampler import Sampler
 from memrl.scoring.verify import strict_match
 from memrl.tokenizer import Tokenizer
-from memrl.training.miniature_start import build_model, lesson
 from memrl.types import Group, Sample, Trajectory, Turn
 
 FILE = Path(__file__).resolve().parent.parent / "docs" / "one_file.py"
@@ -252,6 +254,16 @@ def test_the_gradient_of_an_optimizer_step_is_the_same(one, start, readings, mon
         assert gradient.norm() > 1e-5 and (parameter.grad - gradient).norm() < 1e-6 * gradient.norm(), name
 
 
+def test_token_losses_are_the_same_for_extreme_ratios(one):
+    rng = torch.Generator().manual_seed(0)
+    logprobs, old, ref, advantages = (scale * torch.randn(400, generator=rng) for scale in (15, 15, 15, 1))
+    losses, one_token = one.token_losses(logprobs, old, ref, advantages), torch.ones(1)
+    for loss, now, then, start, gain in zip(losses, *(v.split(1) for v in (logprobs, old, ref, advantages)), strict=True):
+        expected, _ = policy_loss(now, then, gain, loss_options(CONFIG.rl), weights=one_token, ref_logprobs=start)
+        torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
+    assert ((logprobs - old).abs() > 20).sum() > 50
+
+
 def test_learning_rates_are_the_same(one, monkeypatch):
     rates, steps = [], 4
     monkeypatch.setattr(one, "take_step", lambda model, optimizer, rate: rates.append(rate) or 0.0)
@@ -266,17 +278,16 @@ def test_learning_rates_are_the_same(one, monkeypatch):
 
 def test_lessons_are_the_teachers(one, tokenizer):
     """Which kinds of lessons there are, and how many of each."""
-    mine, theirs, count = random.Random(0), random.Random(1), 4000
-    shares = [Counter(), Counter()]
-    for _ in range(count):
+    mine, count, shares = random.Random(0), 4000, [Counter(), Counter()]
+    theirs = find_miniature(CONFIG.model.miniature).lessons(random.Random(1), CONFIG.warm_start, tokenizer, AGENT)
+    for prompt, response in islice(theirs, count):
         turn = one.lesson(mine)
-        text, slots, response = lesson(theirs, CONFIG.warm_start.flaw, AGENT)
-        prompt = PromptTemplate(text, tokenizer).render(**{name: tokenizer.encode(value) for name, value in slots.items()})
         shares[0][kind_of(one, turn.prompt, turn.response)] += 1
-        shares[1][kind_of(one, prompt, [*tokenizer.encode(response), one.END])] += 1
+        shares[1][kind_of(one, prompt, response)] += 1
     assert len(shares[1]) > 12
     for kind in shares[0] | shares[1]:
-        assert abs(shares[0][kind] - shares[1][kind]) < 4 * (2 * 0.1 * count) ** 0.5, kind
+        numbers = [share[kind] for share in shares]
+        assert abs(numbers[0] - numbers[1]) < 4.5 * (sum(numbers) + 1) ** 0.5, kind  # 4.5 standard deviations
 
 
 def kind_of(one, prompt_ids: list[int], response_ids: list[int]) -> tuple:

@@ -352,9 +352,9 @@ def test_without_a_function_the_verifiers_score(strict_pool, text, end, match):
     ],
 )
 def test_the_reward_is_the_strict_score_and_both_are_reported(strict_pool, answers, match, response, strict, lenient):
-    trajectory = Trajectory(response=response, reward=-5.0, scores={"reward": 0.5})
+    trajectory = Trajectory(response=response, reward=-5.0, scores={"sections_read": 3.0})
     asyncio.run(strict_pool.score(trajectory, Sample("s", "q", "", answers, match)))
-    assert trajectory.scores == {"strict": strict, "lenient": lenient}
+    assert trajectory.scores == {"sections_read": 3.0, "strict": strict, "lenient": lenient}
     assert trajectory.reward == strict
 
 

@@ -138,6 +138,21 @@ def test_what_are_no_rewards_of_the_turns_is_left_out_and_says_why(graders, valu
     assert done.scores == {"strict": 1.0, "lenient": 1.0}
 
 
+@pytest.mark.parametrize(
+    ("value", "error"), [(math.nan, "ValueError: the reward of turn 1 is nan"), (None, "TypeError: the reward")]
+)
+def test_what_an_agent_gave_and_is_no_reward_leaves_the_trajectory_out(graders, value, error, capsys):
+    trajectory = make_trajectory()
+    trajectory.turns[1].reward = value
+    done = scored(PoolWithoutProcess(graders, "by_metadata"), trajectory, value=1.0)
+    assert done.error.startswith(error) and done.left_out
+    assert f"the agent: {error}" in capsys.readouterr().err
+    assert (done.reward, rewards(done)) == (0.0, [0.0, 0.0]), "also if a failed reward counts as zero"
+    trajectory = make_trajectory()
+    trajectory.turns[1].reward = value
+    assert rewards(scored(PoolWithoutProcess(graders, "per_turn"), trajectory)) == [3.0, 3.0], "the function's take their place"
+
+
 def test_a_function_of_the_response_may_still_call_a_score_turns():
     assert judge(lambda *_: {"reward": 1.0, "turns": 3}, "", [], "any", {}, None)["scores"]["turns"] == 3.0
     assert "turns is [1.0]" in judge(lambda *_: {"reward": 1.0, "turns": [1.0]}, "", [], "any", {}, None)["error"]

@@ -96,8 +96,7 @@ def read_evidence(llm: Session, turn: Turn, tags: bool) -> list[int]:
     if (tag_word(text, "check") == "no") if tags else text.strip() == "none":
         return []
     match = _CHECK.match(text) if tags else None
-    span = Span(match.end() if match else 0, len(text))
-    return part_ids(llm, turn, span) if text[span.start :].strip() else []
+    return part_ids(llm, turn, Span(match.end() if match else 0, len(text)))
 
 
 def longest_turn(sizes: Mapping[str, int], config: AgentConfig, section: int, question: int) -> int:

@@ -19,16 +19,12 @@ GENERATORS: dict[str, Generator] = {
 }
 
 
-def check_tasks(tasks: Sequence[str]) -> None:
-    """Raise ValueError if there are no tasks, or one that has no generator."""
+def check_tasks(tasks: Sequence[str], tokenizer: Tokenizer) -> None:
+    """Raise ValueError if there are no tasks, or one that has no generator, or words that the tokenizer does not know."""
     wrong = next((task for task in tasks if task not in GENERATORS), None)
     if wrong is not None or not tasks:
         what = "is empty" if wrong is None else f"holds {wrong!r}"
         raise ValueError(f"data.tasks {what}; give one or more of {', '.join(GENERATORS)}")
-
-
-def check_words(tasks: Sequence[str], tokenizer: Tokenizer) -> None:
-    """Raise ValueError if the tokenizer does not know a word that a task's documents are full of."""
     for task in tasks:
         sample = GENERATORS[task](8, 0)
         for word in f"{sample.question} {sample.context}".split():

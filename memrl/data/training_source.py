@@ -9,7 +9,7 @@ from typing import Protocol
 
 from memrl.config import DataOptions
 from memrl.data import load_samples
-from memrl.data.generated import check_tasks, generator
+from memrl.data.generated import generator
 from memrl.types import Sample
 from memrl.utils.seeds import row_seed
 
@@ -23,14 +23,9 @@ class Source(Protocol):
 
 
 class NeedleSource:
-    """Generated documents of the miniature; all documents of a step have the same number of chunks.
-
-    Raises:
-        ValueError: an unknown task.
-    """
+    """Generated documents of the miniature; all documents of a step have the same number of chunks."""
 
     def __init__(self, options: DataOptions, seed: int):
-        check_tasks(options.tasks)
         self.options, self.seed = options, seed
 
     def sample(self, step: int, index: int, round_number: int = 0) -> Sample:

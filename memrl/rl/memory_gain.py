@@ -95,15 +95,14 @@ class MemoryGain:
     @torch.no_grad()
     def mean_logprobs(self, items: Sequence[TrainTurn]) -> list[float]:
         """Mean log-probability of each item's response tokens, in nats."""
-        means = {}
+        means: dict[int, float] = {}
         device = distributed.device()
         for members in fill_batches(items, self.max_tokens):
             batch = pack(members).to(device)
             context = PackedContext(batch.seq_lens, device, self.attention)
             logprobs, _ = self.model(batch.ids, context, batch.select, batch.targets, self.temperature)
-            sums = torch.zeros(len(members), device=device).index_add_(0, batch.turn_index, logprobs)
-            for item, total in zip(members, sums.tolist(), strict=True):
-                means[id(item)] = total / len(item.turn.response_ids)
+            parts = logprobs.cpu().split([len(item.turn.response_ids) for item in members])
+            means |= {id(item): part.mean().item() for item, part in zip(members, parts, strict=True)}
         return [means[id(item)] for item in items]
 
 

@@ -24,7 +24,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import IO
 
-from memrl.scoring.reward_worker import LOST_SOCKET, START, one_line
+from memrl.scoring.reward_worker import LOST_SOCKET, START, checked_reward, one_line
 from memrl.scoring.scores import verifier_scores
 from memrl.types import Sample, Trajectory
 
@@ -90,15 +90,18 @@ class RewardPool(contextlib.AbstractContextManager):
         else:
             reply = await asyncio.wrap_future(self._threads.submit(self._call, trajectory, sample))
             scores, turns, error = reply["scores"], reply["turns"], reply["error"]
-        for turn, reward in zip(trajectory.turns, turns, strict=False):  # there are none, or one for each turn
-            turn.reward = reward
+        whose = f"reward function {self._function}"
+        try:
+            set_turn_rewards(trajectory, turns)
+        except (TypeError, ValueError) as fault:
+            whose, error = (whose, error) if error else ("the agent", one_line(fault))
         own, trajectory.error = trajectory.scores, error
-        trajectory.reward = scores["strict"] if self._function is None else scores.get("reward", 0.0)
+        trajectory.reward = 0.0 if error else scores["strict" if self._function is None else "reward"]
         trajectory.scores = own | scores
         trajectory.left_out = bool(error) and self._on_error == "skip"
         if error:
             what = "left out" if self._on_error == "skip" else "reward 0"
-            self._tell(f"reward function {self._function}: {error}; {what}")
+            self._tell(f"{whose}: {error}; {what}")
 
     def leave_out(self, error: str) -> Trajectory:
         """A trajectory without turns and reward, for an agent that failed."""
@@ -150,6 +153,19 @@ class RewardPool(contextlib.AbstractContextManager):
             for record, turn in zip(turns, trajectory.turns, strict=True):
                 record["prompt"] = self.decode(turn.prompt_ids)
         return [*request, {"response": trajectory.response, "memory": trajectory.memory, "turns": turns}]
+
+
+def set_turn_rewards(trajectory: Trajectory, returned: list[float]) -> None:
+    """Set the turns' rewards to what the reward function returned; of an empty list, check those that the agent gave.
+
+    Raises TypeError or ValueError if the agent gave what is no reward; all are 0 then.
+    """
+    rewards = returned or [turn.reward for turn in trajectory.turns]
+    for turn in trajectory.turns:
+        turn.reward = 0.0
+    rewards = [checked_reward(f"the reward of turn {index}", reward) for index, reward in enumerate(rewards)]
+    for turn, reward in zip(trajectory.turns, rewards, strict=True):
+        turn.reward = reward
 
 
 class _Worker:

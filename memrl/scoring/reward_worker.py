@@ -184,7 +184,7 @@ def numbers_and_turns(result: Any, num_turns: int, strict: float) -> tuple[dict[
         raise TypeError(f"turns is {_short(turns)}, not a list of numbers")
     if len(turns) != num_turns:
         raise ValueError(f"{len(turns)} rewards of turns were returned for a trajectory of {num_turns} turns")
-    rewards = [_reward(f"the reward of turn {index}", value) for index, value in enumerate(turns)]
+    rewards = [checked_reward(f"the reward of turn {index}", value) for index, value in enumerate(turns)]
     return numbers_of({name: value for name, value in named.items() if name != "turns"}), rewards
 
 
@@ -212,7 +212,7 @@ def numbers_of(result: Any) -> dict[str, float]:
                 f"a score cannot be named {_short(name)}; names are text of at most {MAX_NAME} characters, and strict and "
                 "lenient are taken"
             )
-        numbers[name] = _reward(name, value) if name == "reward" else _finite(name, value)
+        numbers[name] = checked_reward(name, value) if name == "reward" else _finite(name, value)
     return numbers
 
 
@@ -225,7 +225,8 @@ def _finite(name: str, value: Any) -> float:
     return number
 
 
-def _reward(name: str, value: Any) -> float:
+def checked_reward(name: str, value: Any) -> float:
+    """The value as a number; TypeError or ValueError if it is no number, not finite or beyond MAX_REWARD."""
     number = _finite(name, value)
     if abs(number) > MAX_REWARD:
         raise ValueError(f"{name} is {number:g}; rewards must be between -{MAX_REWARD:,.0f} and {MAX_REWARD:,.0f}")

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from memrl.agents import AgentConfig
 from memrl.config import RewardOptions, TrainConfig
+from memrl.data.generated import check_tasks
 from memrl.engine import distributed
 from memrl.miniature.registry import find_miniature
 from memrl.model import load_model, read_config
 from memrl.report.curves import plot_curves
 from memrl.rl.health import RunError
 from memrl.scoring.reward_pool import RewardPool
-from memrl.tokenizer import load_tokenizer
+from memrl.tokenizer import Tokenizer, load_tokenizer
 from memrl.training.checkpoint import RunFolder, SaveError
 from memrl.training.console import StepTable, command_name, next_commands, recipe_line
 from memrl.training.graceful_stop import GracefulStop
@@ -66,7 +67,7 @@ def _run(config: TrainConfig, stop: GracefulStop) -> None:
         if config.model.path is not None:
             read_config(config.model.path)  # a model that cannot be used must not leave a run folder
         else:
-            find_miniature(config.model.miniature)
+            check_tasks(config.data.tasks, Tokenizer(find_miniature(config.model.miniature).build_tokenizer()))
         agent = build_agent(config.agent)
         # Before the folder is opened: an error in the reward function must not cost a warm start nor fix the folder's settings.
         rewards = start_rewards(config.reward)

@@ -22,7 +22,6 @@ from memrl.agents import AgentConfig
 from memrl.agents.agent_file import save_agent
 from memrl.agents.limits import longest_turn, prompt_sizes
 from memrl.config import TrainConfig
-from memrl.data.generated import check_words
 from memrl.data.training_source import FileSource
 from memrl.engine import distributed
 from memrl.engine.deepspeed_engine import Engine
@@ -105,8 +104,6 @@ class Trainer:
         config, device = self.config, distributed.device()
         check_questions(config.validation.path, self.validation_samples, self.tokenizer, self.agent)
         check_questions(config.data.path, training, self.tokenizer, self.agent)
-        if config.data.path is None:
-            check_words(config.data.tasks, self.tokenizer)
         check_window(start, prompt_sizes(self.tokenizer, self.agent), self.agent)
         self._window = longest_text(read_config(start))
         self._check_longest_turn(config.rl.micro_batch_tokens, "rl.micro_batch_tokens is")
