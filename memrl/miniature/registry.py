@@ -9,7 +9,9 @@ from typing import Any
 
 from memrl.agents import AgentConfig
 from memrl.config import WarmStartOptions
+from memrl.data import arithmetic
 from memrl.data.needle import build_tokenizer
+from memrl.miniature.arithmetic_lessons import arithmetic_lessons
 from memrl.miniature.needle_lessons import needle_lessons
 from memrl.tokenizer import Tokenizer
 
@@ -32,7 +34,10 @@ class Miniature:
     num_heads: int = 4
 
 
-MINIATURES = {"needle": Miniature(build_tokenizer, needle_lessons)}
+MINIATURES = {
+    "needle": Miniature(build_tokenizer, needle_lessons),
+    "arithmetic": Miniature(arithmetic.build_tokenizer, arithmetic_lessons),
+}
 
 
 def find_miniature(name: str) -> Miniature:
