@@ -6,12 +6,13 @@ wait for a response, the sampler takes one step, and the agents whose responses 
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 from memrl.prompts import SLOTS, PromptTemplate
+from memrl.prompts.messages import MessageTemplate, PlainMessage, Prompt, check_ids, is_messages
 from memrl.sampler import Request, Sampler, SamplingParams
 from memrl.tokenizer import TextTokenizer, Tokenizer
 from memrl.types import Turn
@@ -49,6 +50,11 @@ class LLM(Protocol):
         """Called with a prompt text and a frozenset of the names of its slots: the text inside the chat template."""
         ...
 
+    @property
+    def chat_template(self) -> str:
+        """The text of the checkpoint's chat template, which shows its form of tool calls; empty if a server renders."""
+        ...
+
     def session(self, *identity: int, on_turn: OnTurn | None = None, on_memory: OnMemory | None = None) -> "Session":
         """A session for one trajectory.
 
@@ -69,12 +75,19 @@ class Session(Protocol):
     the agent created and on its number within its task, not on which chat ends first.
     """
 
+    @property
+    def chat_template(self) -> str: ...
+
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, ids: list[int]) -> str: ...
 
     def render(self, text: str, **slots: list[int]) -> list[int]:
         """Token ids of a prompt inside the LLM's chat template: `text`, with the ids of each slot where it has {name}."""
+        ...
+
+    def fill(self, text: str, **slots: list[int]) -> list[int]:
+        """As `render`, without the chat template: the content of a message."""
         ...
 
     def content_ids(self, turn: Turn) -> list[int]:
@@ -85,8 +98,14 @@ class Session(Protocol):
         """Tell those who watch that these ids are the memory after this turn (`turn.memory`); returns them."""
         ...
 
-    async def chat(self, prompt_ids: list[int], *, kind: str, max_new_tokens: int) -> Turn:
-        """The response to a rendered prompt, as a turn of this `kind`, a word of the agent's own."""
+    async def chat(self, prompt: Prompt, *, kind: str, max_new_tokens: int, tools: Sequence[Mapping] = ()) -> Turn:
+        """The response to a prompt, as a turn of this `kind`, a word of the agent's own.
+
+        Args:
+            prompt: token ids from `render`; or messages and earlier turns, which the checkpoint's chat template renders
+                (`memrl/prompts/messages.py`).
+            tools: JSON schemas of the functions that may be called, in OpenAI's form; only with messages.
+        """
         ...
 
 
@@ -114,6 +133,13 @@ class BaseSession(Generic[AnyLLM]):
         if self._on_memory is not None:
             self._on_memory(turn, memory_ids)
         return memory_ids
+
+    def fill(self, text: str, **slots: list[int]) -> list[int]:
+        return PromptTemplate(text, PlainMessage(self._llm.tokenizer), slots=slots.keys()).render(**slots)
+
+    @property
+    def chat_template(self) -> str:
+        return self._llm.chat_template
 
     def _next_seed(self) -> int:
         path = task_path()
@@ -161,6 +187,11 @@ class LocalLLM:
         # The G rollouts of a sample run one after another, so a few cached texts avoid tokenising a document G times.
         self.encode = lru_cache(maxsize=16)(tokenizer.encode)
         self.template = lru_cache(maxsize=None)(lambda text, slots=SLOTS: PromptTemplate(text, tokenizer, system, slots))
+        self.messages = MessageTemplate(tokenizer, system)
+
+    @property
+    def chat_template(self) -> str:
+        return self.tokenizer.chat_template()
 
     @property
     def concurrency(self) -> int:
@@ -201,7 +232,8 @@ class LocalSession(BaseSession[LocalLLM]):
         stops = self._llm.params.stop_ids
         return self._llm.tokenizer.visible(token for token in turn.response_ids if token not in stops)
 
-    async def chat(self, prompt_ids: list[int], *, kind: str, max_new_tokens: int) -> Turn:
+    async def chat(self, prompt: Prompt, *, kind: str, max_new_tokens: int, tools: Sequence[Mapping] = ()) -> Turn:
+        prompt_ids = self._llm.messages.render(prompt, tools) if is_messages(prompt) else check_ids(prompt, tools)
         limit = self._llm.max_turn_tokens
         if limit is not None and len(prompt_ids) + max_new_tokens > limit:
             raise ValueError(

@@ -52,6 +52,8 @@ class Turn:
         memory: text of the memory after this turn, if the agent has told it (`Session.remember`).
         reward: of this turn alone, set by the agent or the rollout; trained on if rl.outcome_weight is below 1.
         advantage: of each of its tokens; set by training.
+        tool_calls: calls of tools that a server sent besides the text, in OpenAI's form. The local sampler leaves calls in the
+            text (`memrl/agents/tool_calls.py`).
     """
 
     kind: str
@@ -64,6 +66,7 @@ class Turn:
     memory: str | None = None
     reward: float = 0.0
     advantage: float = 0.0
+    tool_calls: list[dict] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

@@ -21,6 +21,7 @@ class Reply:
         cut: "connect" closes the connection before the answer, "body" in the middle of it.
         trickle: seconds between the bytes of the answer; 0 sends it at once.
         raw: the whole body, sent unchanged with the content type `kind`.
+        tool_calls: the message's, in OpenAI's form.
     """
 
     text: str | None = ""
@@ -34,6 +35,7 @@ class Reply:
     raw: str | None = None
     kind: str = "application/json"
     reasoning: str | None = None
+    tool_calls: list | None = None
 
     def body(self, model: str, question: str) -> bytes:
         if self.raw is not None:
@@ -43,6 +45,8 @@ class Reply:
         message = {"role": "assistant", "content": self.text}
         if self.reasoning is not None:
             message["reasoning_content"] = self.reasoning
+        if self.tool_calls is not None:
+            message["tool_calls"] = self.tool_calls
         choice = {"index": 0, "message": message, "finish_reason": self.finish_reason}
         sizes = {"prompt_tokens": len(question.split()), "completion_tokens": len((self.text or "").split())}
         usage = sizes | {"total_tokens": sum(sizes.values())}

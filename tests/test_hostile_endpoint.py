@@ -388,5 +388,5 @@ def test_a_completion_with_odd_fields_is_read():
         {"prompt_tokens": "7", "completion_tokens": -1},
         {"prompt_tokens": 10**400, "completion_tokens": 1e308},
     ):
-        assert read_completion(json.dumps({"choices": [choice, None], "usage": usage})) == ("red", "stop", 0, 0)
+        assert read_completion(json.dumps({"choices": [choice, None], "usage": usage})) == ("red", "stop", 0, 0, [])
     assert remote("http://x", decoding=Decoding()).usage == {}

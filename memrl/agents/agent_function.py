@@ -27,7 +27,7 @@ from memrl.utils.user_file import load_user_function
 if TYPE_CHECKING:
     from memrl.agents import Agent
 
-AGENTS = ("memory", "gated", "passes", "recall", "map_reduce")
+AGENTS = ("memory", "chat", "tools", "gated", "passes", "recall", "map_reduce")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from memrl.data.arithmetic import make_arithmetic
 from memrl.data.bench.miniature import make_bench_sample
 from memrl.data.bench.stories import ORDERS, TASKS
 from memrl.data.needle import make_sample
@@ -12,6 +13,7 @@ from memrl.types import Sample
 Generator = Callable[[int, int], Sample]
 GENERATORS: dict[str, Generator] = {
     "needle": make_sample,
+    "arithmetic": make_arithmetic,
     **{f"bench_{task}": partial(make_bench_sample, task) for task in TASKS},
     **{f"bench_two_hop_{order}": partial(make_bench_sample, "two_hop", order=order) for order in ORDERS},
 }

@@ -4,10 +4,11 @@
     llm.check()
     trajectories = llm.run(memory_agent(llm.session(0, i), sample, config) for i, sample in enumerate(samples))
 
-Agents work with token ids, servers with text. A prompt is the user's message alone, decoded before it is sent; the server adds
-its own chat template. A response is encoded on arrival. Half a character at the edge of a chunk is sent as U+FFFD. The server
-decides whether a special token's name inside a document is text, and chooses the parameters that are not sent: vLLM, for example,
-reads top_k and a repetition penalty from generation_config.json unless it is started with `--generation-config vllm`.
+Agents work with token ids, servers with text. A prompt is the user's message alone, decoded before it is sent, or messages; the
+server adds its own chat template. A response is encoded on arrival. Half a character at the edge of a chunk is sent as U+FFFD.
+The server decides whether a special token's name inside a document is text, and chooses the parameters that are not sent: vLLM,
+for example, reads top_k and a repetition penalty from generation_config.json unless it is started with
+`--generation-config vllm`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,9 +36,11 @@ from memrl.endpoint.failures import (
     is_unreachable,
     retry_after,
 )
+from memrl.endpoint.native_messages import calls_in_words, contents_ids, native_messages
 from memrl.endpoint.replies import Completion, read_bounded, read_completion, read_model_names
 from memrl.llm import BaseSession
 from memrl.prompts import SLOTS, PromptTemplate
+from memrl.prompts.messages import PlainMessage, check_ids, is_messages, with_system
 from memrl.types import Turn
 from memrl.utils.plain_text import printable
 from memrl.utils.seeds import row_seed
@@ -45,6 +48,7 @@ from memrl.utils.task_pool import TaskPool
 
 if TYPE_CHECKING:
     from memrl.llm import Decoding, OnMemory, OnTurn
+    from memrl.prompts.messages import Prompt
     from memrl.tokenizer import TextTokenizer
 
 T = TypeVar("T")
@@ -103,7 +107,7 @@ class RemoteLLM:
         self.tokenizer, self.concurrency = tokenizer, concurrency
         self.encode = lru_cache(maxsize=16)(tokenizer.encode)  # as in `LocalLLM`
         self.template = lru_cache(maxsize=None)(
-            lambda text, slots=SLOTS: PromptTemplate(text, _UserMessage(tokenizer), slots=slots)
+            lambda text, slots=SLOTS: PromptTemplate(text, PlainMessage(tokenizer), slots=slots)
         )
         # Parameters that can be omitted without changing the request (1 is the default of temperature and top_p, and max_tokens
         # has another name) or, for the seed, with the loss of reproducibility.
@@ -148,7 +152,7 @@ class RemoteLLM:
             try:
                 names = await self._model_names()
                 if self.model not in names:  # a server may accept names that it does not list, so try a small request
-                    await self._retry(lambda: self._create("Hi", 16, 0, wait), 0, 1, wait)
+                    await self._retry(lambda: self._create([{"role": "user", "content": "Hi"}], 16, 0, wait), 0, 1, wait)
             except EndpointError as error:
                 if error.status is None:
                     advice = "; start the server, or correct its address"
@@ -189,16 +193,23 @@ class RemoteLLM:
             http_client=DefaultAsyncHttpxClient(follow_redirects=False, event_hooks={"response": [read_bounded]}),
         )
 
-    async def complete(self, text: str, max_new_tokens: int, seed: int) -> tuple[str, str]:
-        """The answer to one user message, and its finish reason: "stop" or "length"."""
+    async def complete(
+        self, messages: Sequence[Mapping], max_new_tokens: int, seed: int, tools: Sequence[Mapping] = ()
+    ) -> tuple[str, list[dict], str]:
+        """The answer to messages in OpenAI's form, its calls, and its finish reason: "stop" or "length"."""
         async with self._free:
             completion = await self._retry(
-                lambda: self._create(text, max_new_tokens, seed, self.timeout), seed, self.tries, self.timeout
+                lambda: self._create(messages, max_new_tokens, seed, self.timeout, tools), seed, self.tries, self.timeout
             )
         self.usage.update(prompt_tokens=completion.prompt_tokens, completion_tokens=completion.completion_tokens)
         answer, longest = self.redact(completion.text), LONGEST_TOKEN * max_new_tokens
-        # Text that cannot have so few tokens: the server ignores the cap, and the rest would take memory in every later step.
-        return answer[:longest], "length" if len(answer) > longest else completion.finish_reason
+        calls = completion.tool_calls
+        for call in calls:
+            call["function"] = {name: self.redact(value) for name, value in call["function"].items()}
+        # What cannot have so few tokens: the server ignores the cap, and the rest would take memory in every later step.
+        if len(answer) + len(calls_in_words(calls)) > longest:
+            return answer[:longest], [], "length"
+        return answer, calls, completion.finish_reason
 
     async def _retry(self, send: Callable[[], Awaitable[T]], seed: int, tries: int, timeout: float) -> T:
         """Call `send` until it succeeds, at most `tries` times, waiting after each temporary failure, and saying so.
@@ -245,11 +256,17 @@ class RemoteLLM:
     def _text(self, body: bytes) -> str:
         return self.redact(body.decode("utf-8-sig", "replace"))
 
-    async def _create(self, text: str, max_new_tokens: int, seed: int, timeout: float) -> Completion:
+    @property
+    def chat_template(self) -> str:
+        return ""
+
+    async def _create(
+        self, messages: Sequence[Mapping], max_new_tokens: int, seed: int, timeout: float, tools: Sequence[Mapping] = ()
+    ) -> Completion:
         """One request, repeated without an optional parameter that the server refuses."""
         omitted = self._omitted
         while True:
-            body = self._body(text, max_new_tokens, seed, omitted)
+            body = self._body(messages, max_new_tokens, seed, omitted, tools)
             request = self._client.chat.completions.with_raw_response.create(**body)
             try:
                 # The client's own limit applies to each pause; a server that sends byte by byte never reaches it.
@@ -267,17 +284,19 @@ class RemoteLLM:
             self._omitted |= omitted  # only after a success: an error may name a parameter by chance
             return completion
 
-    def _body(self, text: str, max_new_tokens: int, seed: int, omitted: frozenset[str]) -> dict[str, Any]:
-        system = [{"role": "system", "content": self.system}] if self.system else []
+    def _body(
+        self, messages: Sequence[Mapping], max_new_tokens: int, seed: int, omitted: frozenset[str], tools: Sequence[Mapping]
+    ) -> dict[str, Any]:
         body = {
             "model": self.model,
-            "messages": [*system, {"role": "user", "content": text}],
+            "messages": with_system(messages, self.system),
             "temperature": self.decoding.temperature,
             "top_p": self.decoding.top_p,
             "max_completion_tokens" if "max_tokens" in omitted else "max_tokens": max_new_tokens,
             "seed": seed & 0x7FFFFFFF,  # some servers store it in 32 bits
             "extra_body": {name: value for name in ("top_k", "min_p") if (value := getattr(self.decoding, name))},
         }
+        body |= {"tools": [*tools]} if tools else {}
         return {name: value for name, value in body.items() if name not in omitted}
 
 
@@ -288,21 +307,19 @@ class RemoteSession(BaseSession[RemoteLLM]):
         """A response's ids, which may be inserted into a later prompt as data; never more than the turn's `max_new_tokens`."""
         return list(turn.response_ids)
 
-    async def chat(self, prompt_ids: list[int], *, kind: str, max_new_tokens: int) -> Turn:
-        """The server's response to a rendered prompt; `response_ids` are its text, encoded, and `response_logprobs` is empty.
+    async def chat(self, prompt: Prompt, *, kind: str, max_new_tokens: int, tools: Sequence[Mapping] = ()) -> Turn:
+        """The server's response to a rendered prompt, or to messages; `response_logprobs` is empty.
 
-        The server counts the cap in its own tokens; if the text has more local ones, the ids are cut to the cap, not the text.
+        `response_ids` are its text, encoded, and its calls as text. The server counts the cap in its own tokens; if these have
+        more local ones, the ids are cut to the cap, not the text. `prompt_ids` are the contents without the server's template.
         """
-        text, finish_reason = await self._llm.complete(self.decode(prompt_ids), max_new_tokens, self._next_seed())
-        response_ids = self._llm.tokenizer.encode(text)[:max_new_tokens] if text else []
-        return self._report(Turn(kind, prompt_ids, response_ids, [], finish_reason, text, max_new_tokens))
-
-
-class _UserMessage:
-    """A tokenizer for `PromptTemplate` whose chat template is the user's message alone."""
-
-    def __init__(self, tokenizer: TextTokenizer):
-        self.encode_template = tokenizer.encode
-
-    def render_chat(self, content: str, system: str | None = None) -> str:
-        return content
+        encode = self._llm.tokenizer.encode
+        if is_messages(prompt):
+            prompt_ids, messages = contents_ids(prompt, encode), native_messages(prompt, self.decode)
+        else:
+            prompt_ids = check_ids(prompt, tools)
+            messages = [{"role": "user", "content": self.decode(prompt_ids)}]
+        text, calls, finish_reason = await self._llm.complete(messages, max_new_tokens, self._next_seed(), tools)
+        whole = text + calls_in_words(calls)
+        response_ids = encode(whole)[:max_new_tokens] if whole else []
+        return self._report(Turn(kind, prompt_ids, response_ids, [], finish_reason, text, max_new_tokens, tool_calls=calls))

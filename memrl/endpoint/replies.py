@@ -14,12 +14,16 @@ _KINDS = {list: "a list", dict: "an object", bool: "true or false"}
 
 
 class Completion(NamedTuple):
-    """The part of a server's answer that is used. `finish_reason` is "length" or "stop"; the tokens are as the server counts."""
+    """The part of a server's answer that is used. `finish_reason` is "length" or "stop"; the tokens are as the server counts.
+
+    `tool_calls` have the form {"id", "type", "function": {"name", "arguments"}}, the arguments as JSON text, valid or not.
+    """
 
     text: str
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
+    tool_calls: list[dict]
 
 
 async def read_bounded(response: Any) -> None:
@@ -56,7 +60,25 @@ def read_completion(body: str) -> Completion:
     text = (content or "").encode("utf-8", "replace").decode()
     usage = reply.get("usage")
     prompt_tokens, completion_tokens = (_count(usage, name) for name in ("prompt_tokens", "completion_tokens"))
-    return Completion(text, "length" if choice.get("finish_reason") == "length" else "stop", prompt_tokens, completion_tokens)
+    finish_reason = "length" if choice.get("finish_reason") == "length" else "stop"
+    return Completion(text, finish_reason, prompt_tokens, completion_tokens, _read_calls(message.get("tool_calls")))
+
+
+def _read_calls(calls: Any) -> list[dict]:
+    made = []
+    for number, call in enumerate(calls if isinstance(calls, list) else []):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadReply("a tool call in the answer has no function with a name")
+        identity, arguments = call.get("id"), function.get("arguments")
+        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments or {})  # some servers send an object
+        texts = {
+            name: text.encode("utf-8", "replace").decode()
+            for name, text in (("name", function["name"]), ("arguments", arguments))
+        }
+        identity = identity if isinstance(identity, str) and identity else f"call{number:05}"
+        made.append({"id": identity, "type": "function", "function": texts})
+    return made
 
 
 def read_model_names(body: str) -> list[str]:

@@ -18,18 +18,19 @@ WALL_SECONDS = 60  # a template cannot wait; this is for a machine that stands s
 
 
 @lru_cache(maxsize=256)
-def render_chat_template(template: str, content: str, system: str | None, special_tokens: tuple[tuple[str, str], ...]) -> str:
-    """The text of one user message, after the system message if there is one, and of the start of the assistant's turn.
+def render_chat_template(template: str, messages: str, tools: str, special_tokens: tuple[tuple[str, str], ...]) -> str:
+    """The text of the messages and of the start of the assistant's next one.
 
     Args:
+        messages: list of messages, as JSON.
+        tools: list of the tools' schemas, as JSON; "null" without tools.
         special_tokens: names and texts that the template may use, such as ("bos_token", "<s>").
 
     Raises:
         ValueError: the template fails, or takes more than its time or memory; with the reason.
     """
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": content})
-    values = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True, **dict(special_tokens)}
+    values = {"messages": json.loads(messages), "tools": json.loads(tools), "documents": None, "add_generation_prompt": True}
+    values |= dict(special_tokens)
     # -I and -S: neither the current folder nor anything that is not named here can be imported.
     found = [importlib.util.find_spec(name) for name in ("jinja2", "markupsafe")]
     folders = [str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin is not None]

@@ -10,7 +10,7 @@ to the concatenation of the texts.
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -66,6 +66,7 @@ class Tokenizer:
         self._is_guarded = holds_unknown_regex(plain)
         self._fault = ""
         added = hf.backend_tokenizer.get_added_tokens_decoder()
+        self._added = frozenset(added)
         self.special_ids = frozenset(hf.all_special_ids).union(token for token, how in added.items() if how.special)
         self.vocab_size = len(hf)
         self._more_stop_ids = frozenset(more_stop_ids)
@@ -100,6 +101,22 @@ class Tokenizer:
                 return plain.ids[:index] + self.hf(text[start:], **options).input_ids
         return plain.ids
 
+    def template_items(self, text: str) -> list[int | str]:
+        """A piece of a rendered chat template as the ids of its added tokens and the plain texts between them.
+
+        `encode` gives a plain text's ids also if contents are written into it, so that they are tokenised as one text, as in the
+        model's own training. A sentencepiece tokenizer gives ids alone, because a text's ids depend on what stands before it.
+        """
+        if self._plain is not None:
+            return [*self.encode_template(text)]
+        found = self._checked(lambda: self.hf.backend_tokenizer.encode(text, add_special_tokens=False))
+        items, end = [], 0
+        for token, (start, stop) in zip(found.ids, found.offsets, strict=True):
+            if token in self._added:
+                items += [text[end:start]] * (start > end) + [token]
+                end = stop
+        return items + [text[end:]] * (end < len(text))
+
     def decode(self, ids: list[int]) -> str:
         """The text of the ids that `visible` keeps."""
         backend = self._plain or self.hf.backend_tokenizer
@@ -117,14 +134,24 @@ class Tokenizer:
         Raises:
             ValueError: the template fails, or takes too much time or memory.
         """
+        before = [{"role": "system", "content": system}] if system else []
+        return self.render_messages([*before, {"role": "user", "content": content}])
+
+    def render_messages(self, messages: Sequence[Mapping], tools: Sequence[Mapping] = ()) -> str:
+        """As `render_chat`, for messages and tools in the form that chat templates expect (OpenAI's)."""
         special_tokens = {name: str(token) for name, token in self.hf.special_tokens_map.items()}
         try:
-            template = self.hf.get_chat_template()
-            if not isinstance(template, str):
-                raise ValueError("it is not a text")
-            return render_chat_template(template, content, system, tuple(special_tokens.items()))
+            texts = json.dumps(messages), json.dumps(tools or None)
+            return render_chat_template(self.chat_template(tools), *texts, tuple(special_tokens.items()))
         except ValueError as error:
             raise ValueError(f"the chat template{self._of} fails: {error}") from None
+
+    def chat_template(self, tools: Sequence[Mapping] = ()) -> str:
+        """The chat template's text: of several templates the one for `tools`; ValueError if it is none."""
+        template = self.hf.get_chat_template(tools=tools or None)
+        if not isinstance(template, str):
+            raise ValueError("it is not a text")
+        return template
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files: those that it was loaded from, unless `hf` was changed.

@@ -129,6 +129,8 @@ def next_commands(config: TrainConfig, memrl: str = "memrl") -> list[str]:
     else:
         read, task = f'{memrl} infer FILE.txt -q "QUESTION"', shlex.quote(config.validation.path or "QUESTIONS.jsonl")
     commands = [f"{read} --model {model}", f"{memrl} eval --model {model} --task {task}"]
+    if config.model.path is None and config.model.miniature == "arithmetic":  # it has no documents, and no task of its own
+        commands = []
     if config.log.rollouts:
         rollouts, page = (shlex.quote(str(run / name)) for name in ("rollouts.jsonl", "rollouts.html"))
         commands.append(f"{memrl} trace {rollouts} --out {page}")
