@@ -11,11 +11,8 @@ from memrl.agents import AgentConfig
 from memrl.config import WarmStartOptions
 from memrl.data import arithmetic
 from memrl.data.needle import build_tokenizer
-<<<<<<< HEAD
 from memrl.miniature import bench_lessons
-=======
 from memrl.miniature.arithmetic_lessons import arithmetic_lessons
->>>>>>> main
 from memrl.miniature.needle_lessons import needle_lessons
 from memrl.tokenizer import Tokenizer
 
@@ -40,11 +37,8 @@ class Miniature:
 
 MINIATURES = {
     "needle": Miniature(build_tokenizer, needle_lessons),
-<<<<<<< HEAD
     "bench": Miniature(bench_lessons.build_tokenizer, bench_lessons.lessons),
-=======
     "arithmetic": Miniature(arithmetic.build_tokenizer, arithmetic_lessons),
->>>>>>> main
 }
 
 
