@@ -76,6 +76,7 @@ VARIANTS = {
     "passes": Variant("tiny_passes.yaml"),
     "recall": Variant("tiny_recall.yaml"),
     "map_reduce": Variant("tiny_map_reduce.yaml", trained=False),
+    "chat": Variant("tiny_chat.yaml"),
     "one_shot": Variant(trained=False, method="one_shot"),
     "retrieval": Variant(trained=False, method="retrieval"),
     "outcome": Variant(settings=TWO_HOP, cells=(ORDERED,)),

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from memrl.data.bench import miniature
 from memrl.data.bench.miniature import COUNTS, make_bench_sample
 from memrl.data.bench.stories import TASKS
-from memrl.data.needle import NAMES, SECOND_VALUES, SENTENCE_WORDS, draw_name, draw_values
+from memrl.data.needle import NAMES, SECOND_VALUES, SENTENCES_PER_CHUNK, draw_name, draw_values
 from memrl.miniature.bench_scenes import KINDS, MOST_PETS, MOST_VISITS, Scene, absorb, draw_scene
 from memrl.prompts import PromptTemplate, load_prompts
 
@@ -50,18 +50,17 @@ def build_tokenizer():
 def lessons(
     rng: random.Random, options: WarmStartOptions, tokenizer: Tokenizer, agent: AgentConfig
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Prompts and responses of the teacher, for all agents whichever `agent` it is."""
+    """Prompts and responses of the teacher; the same for every `agent`, so that one start serves all of them."""
     vocabulary = tokenizer.hf.get_vocab()
     texts = prompt_texts()
     templates: dict[str, PromptTemplate] = {}
-    sentences = max(2, agent.chunk_tokens // SENTENCE_WORDS)
 
     def encode(text: str) -> list[int]:
         return [vocabulary[word] for word in text.split()]
 
     while True:
         form = rng.choices(list(FORMS), list(FORMS.values()))[0]
-        slots, response = draw_lesson(rng, form, options.flaw, sentences)
+        slots, response = draw_lesson(rng, form, options.flaw, SENTENCES_PER_CHUNK)
         if form not in templates:
             templates[form] = PromptTemplate(texts[form], tokenizer, slots=slots)
         prompt = templates[form].render(**{name: encode(value) for name, value in slots.items()})
