@@ -246,6 +246,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time (default: one per core)")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "agents")
     parser.add_argument("--documents", type=int, default=64, help="per cell and seed (default 64)")
+    parser.add_argument("--tables", action="store_true", help="run nothing; show the tables of what is finished")
     parser.add_argument("--publish", action="store_true", help="also write docs/agents_bench.md's tables and picture")
     return parser.parse_known_args()
 
@@ -264,7 +265,7 @@ def main() -> int:
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler)
-        execute(runs, arguments.jobs, "agents")
+        execute([] if arguments.tables else runs, arguments.jobs, "agents")
     except KeyboardInterrupt:
         print("interrupted; the same command goes on", file=sys.stderr)
         return 130

@@ -94,9 +94,9 @@ def absorb(kind: str, name: str, before: str, pieces: Sequence[str]) -> str:
     if kind == "code":
         return " ".join(own[-1] if own else words)
     if kind == "visit":
-        count = sum(COUNTS.index(piece[1]) for piece in [words, *own])
-        return f"{name} {COUNTS[min(count, MOST_VISITS)]}"
-    pets = [word for word in words[1:] if word != "none"]
+        counts: list[str] = list(COUNTS)
+        return f"{name} {counts[min(sum(counts.index(piece[1]) for piece in [words, *own]), MOST_VISITS)]}"
+    pets: list[str] = [word for word in words[1:] if word != "none"]
     pets = list(dict.fromkeys([*(pet for piece in own for pet in piece[1:] if pet not in pets), *pets]))
     return " ".join((name, *(pets[:MOST_PETS] or ["none"])))
 
@@ -144,17 +144,18 @@ def _draw_code(rng: random.Random, name: str, _: str) -> Drawn:
 
 def _draw_link(rng: random.Random, name: str, target: str) -> Drawn:
     answer, chance, brings = f"{target} {draw_values(rng)}", rng.random(), rng.random() < 0.6
-    link, linked, unknown = Fact("link", name, (target,)), f"{name} {target} none", f"{name} none"
+    link, linked, before = Fact("link", name, (target,)), f"{name} {target} none", f"{name} none"
+    facts, found = [link], [linked]
     if chance < 0.2:
         return f"{name} {answer}", [], []
     if chance < 0.55:
-        return linked, *(([code(answer)], [f"{name} {answer}"]) if brings else ([], []))
-    if chance < 0.7:  # a code was written down in case it is the right one
+        before, facts, found = linked, [code(answer)], [f"{name} {answer}"]
+    elif chance < 0.7:  # a code was written down in case it is the right one
         noted = rng.choice([answer, f"{draw_name(rng, name)} {draw_values(rng)}"])
-        return f"{unknown} {noted}", *(([link], [linked]) if brings else ([], []))
-    if brings and rng.random() < 0.35:  # both in one section, in either order
-        return unknown, rng.sample([link, code(answer)], 2), [f"{name} {answer}"]
-    return unknown, *(([link], [linked]) if brings else ([], []))
+        before = f"{before} {noted}"
+    elif brings and rng.random() < 0.35:  # both in one section, in either order
+        facts, found = rng.sample([link, code(answer)], 2), [f"{name} {answer}"]
+    return (before, facts, found) if brings else (before, [], [])
 
 
 def _draw_pets(rng: random.Random, name: str, _: str) -> Drawn:
