@@ -4,7 +4,8 @@
 
 A document is read chunk by chunk. After each chunk the model rewrites a memory of at most six words, and at the end it answers a
 question from that memory alone (MemAgent, arXiv 2507.02259). Only the answer is right or wrong; from that the model has to learn
-which words to keep.
+which words to keep. Seed 0 took 6.7 minutes of CPU time on one core of a busy machine; the share of right answers rose from
+0.289 to 1.000 for documents of 16 chunks, and from 0.102 to 0.992 for documents of 64, more than any in training.
 
 Read the seven parts from top to bottom: the language, the model, the sampler, the agent, the objective, the warm start, the
 training loop. The package `memrl` runs the same algorithm on models of any size; this file does not import it, and

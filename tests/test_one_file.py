@@ -276,6 +276,18 @@ def test_learning_rates_are_the_same(one, monkeypatch):
     assert rates == pytest.approx(expected)
 
 
+def test_a_whole_run_reports_its_progress_and_accuracy(one, monkeypatch, capsys):
+    for name, value in {"QUESTIONS": 2, "MIN_CHUNKS": 1, "MAX_CHUNKS": 2, "LESSONS": 2}.items():
+        monkeypatch.setattr(one, name, value)
+    one.main(["--steps", "2", "--quote_steps", "25", "--teach_steps", "25", "--documents", "2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines if line.startswith("accuracy")] == [
+        f"accuracy {when} reinforcement learning, {chunks:2d} chunks" for when in ("before", "after") for chunks in (1, 16, 64)
+    ]
+    assert "warm start: p(wanted word)" in lines[0] and "left   " in lines[0]
+    assert [line.split()[0] for line in lines if "reward" in line] == ["1/2", "2/2"]
+
+
 def test_lessons_are_the_teachers(one, tokenizer):
     """Which kinds of lessons there are, and how many of each."""
     mine, count, shares = random.Random(0), 4000, [Counter(), Counter()]

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from memrl.scoring.reward_pool import OUTPUT_LIMIT, RewardPool
-from memrl.scoring.reward_worker import judge, one_line
+from memrl.scoring.reward_worker import judge
+from memrl.utils.plain_text import one_line
 from tests.test_reward_pool import pids, scored
 
 LIMIT_S = 1.0

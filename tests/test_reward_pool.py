@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memrl.scoring.reward_pool import RewardPool
-from memrl.scoring.reward_worker import ERROR_CHARACTERS, ORPHAN_GRACE_S, judge, one_line
+from memrl.scoring.reward_worker import ORPHAN_GRACE_S, judge
 from memrl.scoring.scores import verifier_scores
 from memrl.types import Sample, Trajectory
+from memrl.utils.plain_text import ERROR_CHARACTERS, one_line
 
 REPO = Path(__file__).resolve().parent.parent
 RIGHT = "so it is \\boxed{Ed Wood}"

@@ -24,9 +24,10 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import IO
 
-from memrl.scoring.reward_worker import LOST_SOCKET, START, checked_reward, one_line
+from memrl.scoring.reward_worker import LOST_SOCKET, START, checked_reward
 from memrl.scoring.scores import verifier_scores
 from memrl.types import Sample, Trajectory
+from memrl.utils.plain_text import one_line
 
 START_LIMIT_S = 120.0  # to import the reward function's file, which may load libraries
 ERRORS_PRINTED = 5

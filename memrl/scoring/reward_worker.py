@@ -8,7 +8,6 @@ setting alarms.
 """
 
 import contextlib
-import importlib.util
 import inspect
 import json
 import math
@@ -17,7 +16,6 @@ import reprlib
 import resource
 import select
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -27,13 +25,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from memrl.scoring.scores import verifier_scores
+from memrl.utils.plain_text import one_line
+from memrl.utils.user_file import load_user_function
 
 # `python -m` would put the current folder first, and a json.py there in the place of Python's own. (-P needs Python 3.11.)
 START = (
     "import sys; sys.path[:] = filter(None, sys.path); root = sys.argv.pop(1); root in sys.path or sys.path.insert(0, root); "
     "from memrl.scoring.reward_worker import main; main(*sys.argv[1:])"
 )
-ERROR_CHARACTERS = 300
 ORPHAN_GRACE_S = 2.0
 LOST_SOCKET = 77  # exit status of a worker whose socket the function has closed
 # Groups are compared in fp32, which above a million no longer tells rewards apart that differ by 0.05. The largest honest rewards
@@ -107,27 +106,10 @@ def end_with_parent(socket: int) -> None:
 
 
 def load_function(specification: str) -> Callable[..., Any]:
-    """Load the function `FILE.py:NAME`; a ValueError gives the reason in one line if that fails."""
-    path, _, name = specification.rpartition(":")
-    if not path.endswith(".py") or not name:
-        raise ValueError("write it as FILE.py:NAME")
-    if not os.path.isfile(path):
-        raise ValueError(f"there is no file {path}")
-    path = os.path.abspath(path)
-    sys.path.insert(0, os.path.dirname(path))  # as Python does for a script
-    module_spec = importlib.util.spec_from_file_location(os.path.basename(path).removesuffix(".py"), path)
-    assert module_spec is not None and module_spec.loader is not None  # the name ends in .py
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module
-    try:
-        module_spec.loader.exec_module(module)
-    except BaseException as error:  # SystemExit too
-        raise ValueError(f"importing the file raised {one_line(error)}") from error
-    if not hasattr(module, name):
-        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        raise ValueError(f"the file has no {name}; its functions are: {', '.join(functions) or 'none'}")
-    function = getattr(module, name)
-    if not callable(function) or inspect.isclass(function) or inspect.iscoroutinefunction(function):
+    """The reward function `FILE.py:NAME`; a ValueError gives the reason in one line if it cannot be used."""
+    function, _ = load_user_function(specification)
+    name = specification.rpartition(":")[2]
+    if inspect.iscoroutinefunction(function):
         raise ValueError(f"{name} is not a plain function: def {name}(response, answers, metadata)")
     reads = read_by(function)
     try:
@@ -237,18 +219,3 @@ def _short(value: Any) -> str:
     """A value in a few words; of an object only its type, because its address would differ in each message."""
     plain = value is None or isinstance(value, str | bytes | int | float | complex | list | tuple | dict)
     return reprlib.repr(value) if plain else f"of type {type(value).__name__}"
-
-
-def one_line(error: BaseException) -> str:
-    """Type and message in one line of at most ERROR_CHARACTERS, without control characters."""
-    try:
-        name = type(error).__name__
-        try:
-            text = f"{name}: {str(error)[: 10 * ERROR_CHARACTERS]}"
-        except BaseException:  # a class may define __str__ as it likes
-            text = f"{name}, whose message cannot be printed"
-    except BaseException:
-        text = "an exception that cannot be printed"
-    text = " ".join(text.split()).removesuffix(":")
-    text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
-    return text if len(text) <= ERROR_CHARACTERS else text[: ERROR_CHARACTERS - 3] + "..."

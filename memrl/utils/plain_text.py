@@ -4,6 +4,7 @@ import re
 import unicodedata
 
 LONGEST_REASON = 500  # characters
+ERROR_CHARACTERS = 300
 _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control characters, direction marks, half surrogate pairs, separators of lines
 _JOINERS = "\u200c\u200d"  # belong to words of Persian or Hindi, and to emoji
 
@@ -42,3 +43,18 @@ def reason_of(error: BaseException) -> str:
     lines, name = str(error).strip().splitlines(), type(error).__name__
     reason = re.sub(r" \(try \d+ of \d+\)$", "", lines[0]) if lines else ""
     return printable(f"{name}: {reason}" if reason else name, LONGEST_REASON)
+
+
+def one_line(error: BaseException) -> str:
+    """Type and message in one line of at most ERROR_CHARACTERS, without control characters."""
+    try:
+        name = type(error).__name__
+        try:
+            text = f"{name}: {str(error)[: 10 * ERROR_CHARACTERS]}"
+        except BaseException:  # a class may define __str__ as it likes
+            text = f"{name}, whose message cannot be printed"
+    except BaseException:
+        text = "an exception that cannot be printed"
+    text = " ".join(text.split()).removesuffix(":")
+    text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return text if len(text) <= ERROR_CHARACTERS else text[: ERROR_CHARACTERS - 3] + "..."

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from memrl.utils.plain_text import reason_of
+from memrl.utils.plain_text import one_line
 
 
 def load_user_function(specification: str) -> tuple[Callable[..., Any], ModuleType]:
@@ -34,11 +34,14 @@ def load_user_function(specification: str) -> tuple[Callable[..., Any], ModuleTy
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        reason = "SystemExit" if isinstance(error, SystemExit) else reason_of(error)
-        raise ValueError(f"importing the file raised {reason}") from error
-    function = getattr(module, name, None)
-    if not callable(function) or inspect.isclass(function):
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too
+        raise ValueError(f"importing the file raised {one_line(error)}") from error
+    if not hasattr(module, name):
         functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        raise ValueError(f"the file has no function {name}; its functions are: {', '.join(functions) or 'none'}")
+        raise ValueError(f"the file has no {name}; its functions are: {', '.join(functions) or 'none'}")
+    function = getattr(module, name)
+    if not callable(function) or inspect.isclass(function):
+        raise ValueError(f"{name} is not a plain function")
     return function, module

@@ -142,4 +142,4 @@ def _evidence_shares(rng: random.Random, varied: Variation, chunks: float) -> li
         return sorted(rng.random() for _ in range(varied.needed))
     first = rng.randrange(int(chunks) - varied.gap)
     within = sorted(_MARGIN + (1 - 2 * _MARGIN) * rng.random() for _ in range(2))
-    return [(first + within[0]) / chunks, (first + varied.gap + within[varied.gap == 0]) / chunks]
+    return [(first + within[0]) / chunks, (first + varied.gap + within[1]) / chunks]
