@@ -5,13 +5,14 @@ import random
 from memrl.agents import make_config, run_agent
 from memrl.agents.tool_calls import call_form
 from memrl.agents.toolbox.calculator import calculate
-from memrl.config import WarmStartOptions
+from memrl.config import TrainConfig, WarmStartOptions
 from memrl.data.arithmetic import LARGEST, make_arithmetic
 from memrl.llm import Decoding, LocalLLM
 from memrl.miniature.arithmetic_lessons import arithmetic_lessons, lesson
 from memrl.miniature.registry import find_miniature
 from memrl.scoring.verify import strict_match
 from memrl.tokenizer import Tokenizer
+from memrl.training.console import next_commands
 from tests.test_agent import ScriptedSampler
 
 TOKENIZER = Tokenizer(find_miniature("arithmetic").build_tokenizer())
@@ -72,3 +73,9 @@ def test_the_lessons_are_the_turns_that_the_agent_would_have():
             assert [turn.text.split()[0] for turn in trajectory.turns] == ["first", "then", "so"]
             assert strict_match(trajectory.response, sample.answers) == 1.0
     assert met >= 60
+
+
+def test_a_finished_run_does_not_point_to_commands_that_need_documents():
+    config = TrainConfig()
+    config.model.miniature = "arithmetic"
+    assert [command.split()[1] for command in next_commands(config)] == ["trace"]

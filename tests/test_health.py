@@ -1,5 +1,6 @@
 """What a run says when rewards fail, groups have no signal, computations disagree, or weights are not finite."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -276,3 +277,10 @@ def test_groups_are_not_changed_by_the_checks():
     before = replace(one.trajectories[0])
     has_signal(one, RLOptions())
     assert one.trajectories[0] == before
+
+
+def test_kinds_that_only_other_ranks_have_are_metrics_on_every_rank(monkeypatch):
+    monkeypatch.setattr(distributed, "gather_lists", lambda items: [*items, "check"])
+    found = metrics_of([group(0, [1.0, 0.0])])
+    kinds = [name.removeprefix("rollout/truncated_") for name in found if name.startswith("rollout/truncated_")]
+    assert kinds == ["memory", "answer", "check"] and math.isnan(found["rollout/check_tokens"])
