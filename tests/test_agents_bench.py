@@ -73,7 +73,7 @@ def test_the_tables_show_each_agent_before_and_after(monkeypatch):
     assert "| retrieval | 50 [38, 62]" in text
     assert "| oracle | 100" in text
     assert f"{2 * len(CELLS)} of these cells differ" in text
-    assert "| outcome | 5, never |" in text
+    assert "| outcome | 5, never | 5, never |" in text
     assert "| two hop forward early, 32 | memory | 100 [94, 100] | 25 (25 to 25) |" in text
 
 
