@@ -17,6 +17,7 @@ from memrl.evaluation.evaluation_run import _print_problems
 from memrl.evaluation.methods import MethodOptions, make_methods
 from memrl.evaluation.runner import (
     Key,
+    add_memory,
     add_turn,
     all_keys,
     depths_of,
@@ -104,6 +105,7 @@ def test_rows_have_every_column_in_order_of_length_and_index(rows):
     assert set(rows[0]) == {
         *("model", "method", "task", "length", "index", "repeat", "id", "question", "answers", "match", "response"),
         *("answer", "memory", "strict", "lenient", "exact", "f1", "ruler", "chunks", "tokens", "cut_tokens", "prompt_tokens"),
+        *("turns", "numbers"),
         *("response_tokens", "seconds", "peak_gib", "depths", "held", "chunk_tokens", "error"),
     }
     for row in rows:
@@ -233,8 +235,8 @@ def test_repeats_are_other_draws_and_each_keeps_its_own(open_with):
 # --- the columns of a reading ----------------------------------------------------------------------------------------------
 
 
-def turn(kind, text):
-    return Turn(kind, [1, 2, 3], [4, 5], [0.0, 0.0], "stop", text)
+def turn(kind, text, memory=None):
+    return Turn(kind, [1, 2, 3], [4, 5], [0.0, 0.0], "stop", text, memory=memory)
 
 
 def test_the_retained_digit_is_the_share_of_the_answers_in_the_memory():
@@ -251,19 +253,22 @@ def test_answers_that_occur_in_any_text_are_not_counted_as_retained():
     assert [retained_digit(text, ["no", "owl"], "any") for text in ("no", "an owl")] == list("09")
     sample = Sample("s", "q", "", ("yes",))
     row = new_row(sample)
-    add_turn(row, sample, turn("memory", "yes"))
+    add_memory(row, sample, turn("memory", "yes", "yes"))
     assert (row["held"], row["chunks"]) == ("", 1)
 
 
 def test_a_row_counts_turns_and_drops_their_prompts():
     sample = Sample("s", "q", "", ("owl",))
     row = new_row(sample)
-    turns = [turn("memory", "an owl"), turn("memory", "a hen"), turn("answer", "owl")]
+    turns = [turn("memory", "keep", "an owl"), turn("memory", "a hen", "a hen"), turn("answer", "owl")]
     for one in turns:
-        add_turn(row, sample, one)
-    assert (row["held"], row["chunks"], row["memory"]) == ("90", 2, "a hen")
+        add_turn(row, one)
+        if one.memory is not None:
+            add_memory(row, sample, one)
+    assert (row["held"], row["chunks"], row["memory"], row["turns"]) == ("90", 2, "a hen", {"memory": 2, "answer": 1})
     assert (row["prompt_tokens"], row["response_tokens"]) == (9, 6)
-    assert all(one.prompt_ids == [] and one.response_logprobs == [] and one.response_ids == [4, 5] for one in turns)
+    assert [one.prompt_ids for one in turns] == [[], [], [1, 2, 3]]  # a turn without a memory may begin a conversation
+    assert all(one.response_logprobs == [] and one.response_ids == [4, 5] for one in turns)
 
 
 def read_one(response, answers=("owl",), match="any", error=None):
@@ -273,12 +278,14 @@ def read_one(response, answers=("owl",), match="any", error=None):
         name = "memory"
 
         async def run(self, session, sample):
-            session.on_turn(turn("memory", "an owl"))
+            one = turn("memory", "an owl", "an owl")
+            session.on_turn(one)
+            session.on_memory(one, [4, 5])
             if error is not None:
                 raise error
-            return Trajectory(response=response, memory="an owl at last")
+            return Trajectory(response=response, memory="an owl at last", scores={"cut_tokens": 0.0, "passes": 2.0})
 
-    llm = SimpleNamespace(session=lambda *identity, on_turn: SimpleNamespace(on_turn=on_turn, encode=str.split))
+    llm = SimpleNamespace(session=lambda *identity, **watchers: SimpleNamespace(**watchers, encode=str.split))
     kinds = []
     row = asyncio.run(read_to_row(llm, Method(), Sample("s", "q", "a b c", tuple(answers), match), (0, 1), kinds.append))
     assert kinds == ["memory"]
@@ -288,6 +295,7 @@ def read_one(response, answers=("owl",), match="any", error=None):
 def test_empty_answers_are_wrong_by_every_score():
     right = read_one("\\boxed{owl}")
     assert all(right[score] == 1.0 for score in SCORES) and (right["answer"], right["tokens"]) == ("owl", 3)
+    assert right["numbers"] == {"passes": 2.0} and right["turns"] == {"memory": 1}
     assert right["memory"] == "an owl at last" and right["peak_gib"] is None  # the model is not in this process
     for response in ("", "  \n", "the owl \\boxed{}", "\\boxed{ } owl", "<think>owl</think>"):
         row = read_one(response, [""])

@@ -106,7 +106,8 @@ def test_the_watch_gets_its_settings(monkeypatch):
     for name in ("_check_inputs", "_load_models", "_make_llm"):
         monkeypatch.setattr(Trainer, name, lambda *arguments: None)
     config = TrainConfig(reward=RewardOptions(max_failed_steps=7), log=LogOptions(flat_steps=9))
-    Trainer(config, *[None] * 5)
+    rewards, tokenizer = SimpleNamespace(), SimpleNamespace(decode=None)
+    Trainer(config, None, None, tokenizer, None, rewards)
     assert seen == [(config.reward, config.rl, 9)]
 
 
