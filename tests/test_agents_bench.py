@@ -48,9 +48,7 @@ def test_agents_differ_only_if_the_interval_excludes_zero_and_all_seeds_agree():
     cell = CELLS[0]
     assert agents_table.differs(agents_table.paired_change(by_seed([1] * 40, [1] * 40), base, cell)) == agents_table.BETTER
     assert agents_table.differs(agents_table.paired_change(base, by_seed([1] * 40, [1] * 40), cell)) == agents_table.WORSE
-    assert (
-        agents_table.differs(agents_table.paired_change(by_seed([1] * 40, [0] * 40), base, cell)) == ""
-    )
+    assert agents_table.differs(agents_table.paired_change(by_seed([1] * 40, [0] * 40), base, cell)) == ""
     assert agents_table.differs(agents_table.paired_change(by_seed([0] * 40, [0] * 40), base, cell)) == ""
 
 
