@@ -126,9 +126,10 @@ def next_commands(config: TrainConfig, memrl: str = "memrl") -> list[str]:
         task = "needle --lengths 1,8,64,512"
         if any(name.startswith("bench") for name in config.data.tasks):
             task = "bench --methods memory,one_shot,oracle,chance"
+            read = ""  # the bench has no command that writes one of its documents
     else:
         read, task = f'{memrl} infer FILE.txt -q "QUESTION"', shlex.quote(config.validation.path or "QUESTIONS.jsonl")
-    commands = [f"{read} --model {model}", f"{memrl} eval --model {model} --task {task}"]
+    commands = [*([f"{read} --model {model}"] if read else []), f"{memrl} eval --model {model} --task {task}"]
     if config.model.path is None and config.model.miniature == "arithmetic":  # it has no documents, and no task of its own
         commands = []
     if config.log.rollouts:
