@@ -1,6 +1,9 @@
 """The agent's settings in a model folder."""
 
+import re
+
 import pytest
+import yaml
 
 from memrl.agents import AgentConfig
 from memrl.agents.agent_file import FILE_NAME, load_agent, save_agent
@@ -70,3 +73,40 @@ def test_damaged_file_is_refused_naming_file_and_key(tmp_path, text, named):
 def test_bad_overrides_are_refused(tmp_path, overrides):
     with pytest.raises(ValueError):
         load_agent(tmp_path, **overrides)
+
+
+def test_a_model_folder_does_not_choose_a_file_to_run(tmp_path):
+    (tmp_path / "own.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w')\nasync def read(llm, sample, config):\n    return None\n"
+    )
+    spec = f"{tmp_path / 'own.py'}:read"
+    content = {"chunk_tokens": 1, "memory_tokens": 1, "answer_tokens": 1, "question_tokens": 1, "function": spec, "prompts": {}}
+    (tmp_path / FILE_NAME).write_text(yaml.safe_dump(content))
+    for others in ({}, {"chunk_tokens": 2}, {"options": {"a": 1}}, {"function": "memory", "prompts": "question_first"}):
+        if "function" in others:
+            assert load_agent(tmp_path, **others).function == "memory"
+        else:
+            with pytest.raises(ValueError, match="a file that this command would run"):
+                load_agent(tmp_path, **others)
+    assert not (tmp_path / "ran").exists()
+    assert load_agent(tmp_path, function=spec).function == spec and (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"function": "nobody"}, "there is no agent 'nobody'"),
+        ({"function": 7}, "function must be text"),
+        ({"caps": [1]}, "caps must be a mapping"),
+        ({"caps": {"check": 10**30}, "function": "passes"}, "agent.caps.check is 1000"),
+        ({"caps": {"check": "9"}, "function": "passes"}, "agent.caps.check is '9'"),
+        ({"options": {"speed": 1}, "function": "passes"}, "no option 'speed'; there are max_passes"),
+        ({"options": {"max_passes": [[[1]]]}, "function": "passes"}, "agent.options.max_passes is"),
+    ],
+)
+def test_an_agent_that_does_not_exist_or_has_odd_settings_is_refused(tmp_path, changed, named):
+    save_agent(AgentConfig(load_prompts("passes", {}), 25, 6, 4, 8), tmp_path)
+    content = yaml.safe_load((tmp_path / FILE_NAME).read_text())
+    (tmp_path / FILE_NAME).write_text(yaml.safe_dump(content | changed))
+    with pytest.raises(ValueError, match=re.escape(named)):
+        load_agent(tmp_path)

@@ -74,7 +74,7 @@ def load_agent(folder: str | Path, **overrides: Any) -> AgentConfig:
             _check_limit(given[name], f"agent.{name}")
     trained = saved.get("function", "memory")
     function = given.get("function", trained)
-    if function == trained and function not in AGENTS and "function" not in given:
+    if ":" in function and "function" not in given:
         raise ValueError(
             f"{path} names the agent {function!r}, a file that this command would run; if you trust it, give "
             f"--agent.function {function}"
