@@ -82,3 +82,11 @@ def randomize():
             parameter.copy_(noise + 1 if "norm" in name else noise)
 
     return randomize
+
+
+@pytest.fixture
+def no_signals(monkeypatch):
+    """Runs in this process do not take its signals: what they install lasts as long as the process, and ends it at Ctrl-C."""
+    from tests.recorded_run import NoSignals
+
+    monkeypatch.setattr("memrl.training.run.GracefulStop", NoSignals)

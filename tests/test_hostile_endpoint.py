@@ -377,7 +377,8 @@ def test_any_answer_is_a_completion_or_a_line(body):
     else:
         found.text.encode()
         assert found.finish_reason in ("stop", "length")
-        assert all(type(count) is int and 0 <= count < 2**53 for count in found[2:])
+        assert all(type(count) is int and 0 <= count < 2**53 for count in found[2:4])
+        assert all(isinstance(call["function"]["arguments"], str) for call in found.tool_calls)
 
 
 def test_a_completion_with_odd_fields_is_read():

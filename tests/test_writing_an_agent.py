@@ -48,6 +48,7 @@ def commands(extra: str = "") -> list[list[str]]:
     return lines
 
 
+@pytest.mark.usefixtures("no_signals")
 def test_the_agent_is_trained_evaluated_and_used_as_the_page_says(folder, capsys):
     mains = {"train.py": train.main, "eval.py": eval_command.main, "infer.py": infer.main}
     for words in commands(f"--device cpu {QUICK}"):
