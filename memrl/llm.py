@@ -238,7 +238,7 @@ class LocalSession(BaseSession[LocalLLM]):
         if limit is not None and len(prompt_ids) + max_new_tokens > limit:
             raise ValueError(
                 f"a turn of kind {kind!r} can have {len(prompt_ids) + max_new_tokens} tokens, prompt and cap together, and "
-                f"{limit} fit (the model's window, the cache or rl.micro_batch_tokens); shorten the prompt, or lower the cap"
+                f"{limit} fit (the model's window, in training also rl.micro_batch_tokens); shorten the prompt, or lower the cap"
             )
         params = replace(self._llm.params, max_new_tokens=max_new_tokens, seed=self._next_seed())
         done: asyncio.Future[Request] = asyncio.get_running_loop().create_future()

@@ -187,7 +187,8 @@ def open_evaluation(
         reader = replace(reader, agent=replace(reader.agent, function=named[0]))
     model = read_model_settings(options, reader)
     window = None if options.endpoint is not None else model_window(options.model, reader)
-    methods = make_methods((options.methods or model.agent.function).split(","), method_options, model.agent, window)
+    chosen_methods = model.agent.function if options.methods is None else options.methods
+    methods = make_methods(chosen_methods.split(","), method_options, model.agent, window)
     names = [name.strip() for name in options.task.split(",")]
     tasks = {task.name: task for task in make_tasks(names, model.tokenizer, model.agent, files, options.allow_files)}
     chosen = choose_lengths(list(tasks.values()), lengths)

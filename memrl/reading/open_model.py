@@ -172,8 +172,7 @@ def open_llm(model: str | Path, tokenizer: "Tokenizer", agent: "AgentConfig", op
         share_prefixes=options.share_prefixes,
         attention=attention,
     )
-    most = min(model_window(model, options), sampler.cache_tokens)
-    return LocalLLM(sampler, tokenizer, decoding(options), agent.prompts.system, about, most)
+    return LocalLLM(sampler, tokenizer, decoding(options), agent.prompts.system, about, model_window(model, options))
 
 
 def decoding(options: ReaderOptions) -> "Decoding":

@@ -143,7 +143,7 @@ class Trainer:
         self._check_longest_turn(self.sampler.cache_tokens, "rollout.cache_gib has room for")
 
     def _make_llm(self, decoding: Decoding) -> LocalLLM:
-        most = min(self._window, self.sampler.cache_tokens, self.config.rl.micro_batch_tokens)
+        most = min(self._window, self.config.rl.micro_batch_tokens)
         return LocalLLM(self.sampler, self.tokenizer, decoding, self.agent.prompts.system, max_turn_tokens=most)
 
     def resume(self, first_step: int) -> None:
