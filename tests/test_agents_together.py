@@ -16,18 +16,17 @@ from memrl.llm import Decoding, LocalLLM
 from memrl.model import Transformer
 from memrl.prompts import PromptTemplate, load_prompts
 from memrl.sampler import Sampler
-from memrl.tokenizer import Tokenizer
 from memrl.training.inputs import build_agent
 from memrl.types import Sample
 from tests.agent_script import InOrder, kinds
 from tests.fake_endpoint import FakeEndpoint, Reply
 from tests.test_agent import ScriptedSampler
+from tests.tiny_folder import make_tokenizer
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 WORDS = (
     "question memory section update answer check evidence merge recall keep stop code nothing none emma simon bear owl red . the"
 )
-CHAT = "{% for m in messages %}<|im_start|> {{ m.content }} <|im_end|>{% endfor %}<|im_start|>"
 AGENTS = {
     "gated": (gated, gated.gated_agent, {"tags": False}),
     "passes": (passes, passes.passes_agent, {"tags": False, "max_passes": 2, "between": "."}),
@@ -37,25 +36,9 @@ AGENTS = {
 DOCUMENT = "code emma bear . the owl . code simon owl . the bear . red ."  # 16 words
 
 
-def word_tokenizer() -> Tokenizer:
-    """A token per word of the miniature prompts' and some more."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = ["<|unk|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", *WORDS.split()]
-    backend = Backend(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<|unk|>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
-    hf = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<|unk|>", eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    hf.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
-    hf.chat_template = CHAT
-    return Tokenizer(hf)
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
-    return word_tokenizer()
+    return make_tokenizer(WORDS.split())
 
 
 @pytest.fixture(params=AGENTS)

@@ -77,5 +77,5 @@ def test_the_lessons_are_the_turns_that_the_agent_would_have():
 
 def test_a_finished_run_does_not_point_to_commands_that_need_documents():
     config = TrainConfig()
-    config.model.miniature = "arithmetic"
+    config.model.miniature, config.data.tasks = "arithmetic", ["arithmetic"]
     assert [command.split()[1] for command in next_commands(config)] == ["trace"]

@@ -119,6 +119,16 @@ def test_a_finished_miniature_names_commands_that_read_evaluate_and_show_it():
     assert next_commands(config) == [read, evaluate]
 
 
+def test_a_run_of_a_users_agent_names_its_file_in_every_command_that_runs_it():
+    config = TrainConfig(run_dir="run")
+    config.agent.function = "my own.py:read"
+    read, evaluate, _ = next_commands(config)
+    assert read.endswith("--model run/model --agent.function 'my own.py:read'")
+    assert evaluate.startswith("memrl eval --model run/model --agent.function 'my own.py:read' --task needle")
+    config.agent.function, config.data.tasks = "gated", ["bench_update"]
+    assert next_commands(config)[0] == "memrl eval --model run/model --task bench --methods gated,one_shot,oracle,chance"
+
+
 def test_commands_begin_as_this_python_can_start_them(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.executable", str(tmp_path / ".venv" / "bin" / "python"))
     monkeypatch.chdir(tmp_path)

@@ -199,3 +199,18 @@ def test_options_are_read_from_the_command_line_with_their_explanations(capsys):
         parser.parse_args(["--help"])
     shown = capsys.readouterr().out
     assert "the model's own window" in shown and "Tokens of each passage" in shown
+
+
+def test_results_of_a_users_agent_belong_to_its_file_and_the_modules_it_imports(tmp_path):
+    (tmp_path / "words.py").write_text("STOP = 'red'\n")
+    (tmp_path / "own.py").write_text("import words\nasync def read(llm, sample, config):\n    return words.STOP\n")
+    name = f"{tmp_path / 'own.py'}:read"
+
+    def settings():
+        return made(name)[0].settings()
+
+    first = settings()
+    (tmp_path / "words.py").write_text("STOP = 'fox'\n")
+    second = settings()
+    (tmp_path / "own.py").write_text("import words\nasync def read(llm, sample, config):\n    return words.STOP.upper()\n")
+    assert first["modules"] != second["modules"] and first["file"] == second["file"] != settings()["file"]

@@ -25,10 +25,9 @@ from memrl.llm import Decoding, LocalLLM
 from memrl.model import Transformer
 from memrl.prompts import Prompts
 from memrl.sampler import Sampler
-from memrl.tokenizer import Tokenizer
 from memrl.types import Sample
 from tests.test_agent import ScriptedSampler
-from tests.tiny_folder import CHAT
+from tests.tiny_folder import make_tokenizer
 
 PROMPTS = Prompts(memory="Q {question} M {memory} S {section}", answer="A Q {question} M {memory}", no_memory="none",
                   document="D {section} Q {question}")  # fmt: skip
@@ -38,24 +37,9 @@ K1, B = 1.5, 0.75
 NEEDLE = ["the", "number", "for", "fox", "is", "4711"]
 
 
-def word_tokenizer() -> Tokenizer:
-    """A token per word."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = ["<|unk|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", *FILLER, *NEEDLE, *"DQ?!", "what", "yes"]
-    backend = Backend(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<|unk|>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    hf = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<|unk|>", eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    hf.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
-    hf.chat_template = CHAT
-    return Tokenizer(hf)
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
-    return word_tokenizer()
+    return make_tokenizer([*FILLER, *NEEDLE, *"DQ?!", "what", "yes"])
 
 
 @pytest.fixture

@@ -7,9 +7,10 @@ import pytest
 from memrl.agents import AgentConfig
 from memrl.config import TrainConfig
 from memrl.engine import distributed
-from memrl.training.inputs import imported_files, run_inputs
+from memrl.training.inputs import run_inputs
 from memrl.training.same_run import check_same_run
 from memrl.utils.files import write_whole
+from memrl.utils.user_file import imported_files
 from tests.tiny_folder import PROMPTS, make_folder
 
 

@@ -1,5 +1,6 @@
 """A random two-layer model with a word-level tokenizer, saved as a Hugging Face folder like any other."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from memrl.agents import AgentConfig
@@ -14,18 +15,19 @@ CHAT = "{% for m in messages %}<|im_start|> {{ m.content }} <|im_end|>{% endfor 
 PROMPTS = Prompts(memory="Q {question} M {memory} S {section}", answer="A Q {question} M {memory}", no_memory="none")
 
 
-def make_tokenizer() -> Tokenizer:
+def make_tokenizer(words: Sequence[str] = (*WORDS, "none"), chat: str = CHAT) -> Tokenizer:
+    """One word, one token."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     special = ["<|unk|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    backend = Backend(models.WordLevel({w: i for i, w in enumerate([*special, *WORDS, "none"])}, unk_token="<|unk|>"))
+    backend = Backend(models.WordLevel({w: i for i, w in enumerate([*special, *words])}, unk_token="<|unk|>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.decoder = decoders.WordPiece(prefix="##")
+    backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
     hf = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<|unk|>", eos_token="<|im_end|>", pad_token="<|endoftext|>")
     hf.add_special_tokens({"additional_special_tokens": special[1:]})
-    hf.chat_template = CHAT
+    hf.chat_template = chat
     return Tokenizer(hf)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,11 +22,14 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from memrl.agents.agent_config import AgentConfig
 from memrl.prompts import Prompts, load_prompts
+from memrl.types import Trajectory, Turn
 from memrl.utils.bounds import MOST_INT
 from memrl.utils.user_file import load_user_function
 
 if TYPE_CHECKING:
     from memrl.agents import Agent
+    from memrl.llm import Session
+    from memrl.types import Sample
 
 AGENTS = ("memory", "chat", "tools", "gated", "passes", "recall", "map_reduce")
 
@@ -129,6 +133,35 @@ def _of_type(value: Any, wanted: Any, name: str) -> Any:
         raise ValueError(f"{name} is {value!r}; {error.errors()[0]['msg']}") from error
 
 
-async def run_agent(llm: Any, sample: Any, config: AgentConfig):
-    """Run the agent that `config.function` names."""
-    return await load_agent_function(config.function).run(llm, sample, config)
+async def run_agent(llm: Session, sample: Sample, config: AgentConfig) -> Trajectory:
+    """Run the agent that `config.function` names.
+
+    Raises:
+        ValueError: what it returns is no trajectory with turns, texts and finite scores; and whatever the agent raises.
+    """
+    found: Any = await load_agent_function(config.function).run(llm, sample, config)
+    if problem := fault_of(found):
+        raise ValueError(f"the agent returned {problem}")
+    return found
+
+
+def fault_of(found: Any) -> str:
+    """What is wrong with an agent's trajectory, in words; "" if nothing is. A user's function may return anything."""
+    if not isinstance(found, Trajectory):
+        return f"{_kind(found)}; it must return a memrl.types.Trajectory"
+    if not isinstance(found.turns, list) or not found.turns:
+        return "a trajectory without turns; they are what llm.chat returns, the answer's last"
+    for turn in found.turns:
+        if not isinstance(turn, Turn):
+            return f"a trajectory in which a turn is {_kind(turn)}; it must be what llm.chat returns"
+    for name, text in (("response", found.response), ("memory", found.memory)):
+        if not isinstance(text, str):
+            return f"a trajectory whose {name} is {_kind(text)}; it must be a text"
+    for name, value in found.scores.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            return f"a trajectory whose score {name!r} is {value!r}; scores are finite numbers"
+    return ""
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

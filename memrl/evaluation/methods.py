@@ -18,7 +18,9 @@ from memrl.agents.retrieval import K1, B, RetrievalConfig, import_bm25s, retriev
 from memrl.evaluation.baselines import BASELINES, BaselineConfig
 from memrl.prompts import PROMPT_FOLDER, PromptTemplate
 from memrl.types import Sample, Trajectory
+from memrl.utils.checksums import hash_files
 from memrl.utils.files import fingerprint
+from memrl.utils.user_file import imported_files
 
 if TYPE_CHECKING:
     from memrl.llm import Session
@@ -146,7 +148,7 @@ def _more_settings(config: AgentConfig) -> dict[str, Any]:
     texts = {name: config.prompts.text(name) for name in load_agent_function(config.function).texts}
     file = load_agent_function(config.function).file
     settings = {"function": config.function, "caps": dict(config.caps), "options": config.options_dict(), "texts": texts}
-    return settings | ({} if file is None else {"file": fingerprint([file])})
+    return settings if file is None else settings | {"file": fingerprint([file]), "modules": hash_files(imported_files(file))}
 
 
 def make_methods(names: Sequence[str], options: MethodOptions, agent: AgentConfig, window: int | None) -> dict[str, Method]:

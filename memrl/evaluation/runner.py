@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, astuple, dataclass, fields
@@ -295,7 +296,9 @@ async def read_to_row(
     row["peak_gib"] = peak_gib() if hasattr(llm, "sampler") else None
     row["cut_tokens"] = int(trajectory.scores.get("cut_tokens", 0))
     row["numbers"] = {name: float(value) for name, value in trajectory.scores.items() if name != "cut_tokens"}
-    row["memory"] = row["memory"] if trajectory.memory is None else trajectory.memory
+    row["memory"] = trajectory.memory
+    if trajectory.turns:  # an agent may name a turn's kind when it knows what the turn was
+        row["turns"] = dict(Counter(turn.kind for turn in trajectory.turns))
     row["response"], row["answer"] = trajectory.response, extract_answer(trajectory.response).strip()
     return row | score_response(trajectory.response, sample.answers, sample.match)
 

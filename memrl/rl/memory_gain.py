@@ -5,7 +5,7 @@ r"""The turn reward `memory_gain`: how much more probable a memory makes the gol
 
 y are the tokens of the gold answer and of the brace that closes the box, and p is the policy that sampled. The rewards of a
 trajectory add up to L(m_K) - L(m_0), InfoMem's reward of the last memory (arXiv 2606.03329); IGPO (arXiv 2510.14967) takes
-such differences turn by turn.
+such differences turn by turn. A memory is encoded from its text, so it may be cut into other tokens than those that were sampled.
 """
 
 from collections.abc import Sequence

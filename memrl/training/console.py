@@ -119,19 +119,22 @@ def next_commands(config: TrainConfig, memrl: str = "memrl") -> list[str]:
     Args:
         memrl: the first words of each command.
     """
-    run = Path(config.run_dir)
-    model = shlex.quote(str(run / "model"))
-    if config.model.path is None:
+    run, own = Path(config.run_dir), config.agent.function
+    # A user's file is run only if the command names it.
+    model = shlex.quote(str(run / "model")) + (f" --agent.function {shlex.quote(own)}" if ":" in own else "")
+    task: str | None
+    if config.model.path is not None:
+        read, task = f'{memrl} infer FILE.txt -q "QUESTION"', shlex.quote(config.validation.path or "QUESTIONS.jsonl")
+    elif config.data.tasks == ["needle"]:
         read = f'{memrl} data needle --chunks 512 --seed 1 --out needle.txt && {memrl} infer needle.txt -q "code emma"'
         task = "needle --lengths 1,8,64,512"
+    else:  # no command writes one of these documents
+        read, task = None, None
         if any(name.startswith("bench") for name in config.data.tasks):
-            task = "bench --methods memory,one_shot,oracle,chance"
-            read = ""  # the bench has no command that writes one of its documents
-    else:
-        read, task = f'{memrl} infer FILE.txt -q "QUESTION"', shlex.quote(config.validation.path or "QUESTIONS.jsonl")
-    commands = [*([f"{read} --model {model}"] if read else []), f"{memrl} eval --model {model} --task {task}"]
-    if config.model.path is None and config.model.miniature == "arithmetic":  # it has no documents, and no task of its own
-        commands = []
+            task = f"bench --methods {shlex.quote(own)},one_shot,oracle,chance"
+    commands = [f"{read} --model {model}"] if read else []
+    if task is not None:
+        commands.append(f"{memrl} eval --model {model} --task {task}")
     if config.log.rollouts:
         rollouts, page = (shlex.quote(str(run / name)) for name in ("rollouts.jsonl", "rollouts.html"))
         commands.append(f"{memrl} trace {rollouts} --out {page}")

@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from modulefinder import ModuleFinder
 from pathlib import Path
 
 from memrl.agents import AgentConfig, load_agent_function, make_config
@@ -18,6 +17,7 @@ from memrl.tokenizer import TOKENIZER_FILES, Tokenizer
 from memrl.types import Sample
 from memrl.utils.checksums import hash_files
 from memrl.utils.files import fingerprint
+from memrl.utils.user_file import imported_files
 
 WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
 
@@ -92,11 +92,3 @@ def run_inputs(agent: AgentConfig, config: TrainConfig) -> dict[str, str]:
 
 def _files(folder: Path, patterns: Sequence[str]) -> list[Path]:
     return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
-
-
-def imported_files(script: Path) -> list[Path]:
-    """The modules beside a script that it imports, directly or through others of them; nothing is run. Not memrl itself."""
-    finder = ModuleFinder([str(script.resolve().parent)], excludes=["memrl"])
-    finder.run_script(str(script.resolve()))
-    files = (getattr(module, "__file__", None) for name, module in finder.modules.items() if name != "__main__")
-    return sorted(Path(file) for file in files if file)

@@ -1,4 +1,4 @@
-"""Load a function from a user's file: a reward function or an agent, given as FILE.py:NAME."""
+"""A user's file with a reward function or an agent, given as FILE.py:NAME: load the function, find the modules that it needs."""
 
 import importlib.util
 import inspect
@@ -6,6 +6,8 @@ import os
 import sys
 import zlib
 from collections.abc import Callable
+from modulefinder import ModuleFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -45,3 +47,11 @@ def load_user_function(specification: str) -> tuple[Callable[..., Any], ModuleTy
     if not callable(function) or inspect.isclass(function):
         raise ValueError(f"{name} is not a plain function")
     return function, module
+
+
+def imported_files(script: Path) -> list[Path]:
+    """The modules beside a script that it imports, directly or through others of them; nothing is run. Not memrl itself."""
+    finder = ModuleFinder([str(script.resolve().parent)], excludes=["memrl"])
+    finder.run_script(str(script.resolve()))
+    files = (getattr(module, "__file__", None) for name, module in finder.modules.items() if name != "__main__")
+    return sorted(Path(file) for file in files if file)
