@@ -36,6 +36,11 @@ AGENTS = {
 DOCUMENT = "code emma bear . the owl . code simon owl . the bear . red ."  # 16 words
 
 
+def caps_of(name: str, cap: int) -> dict[str, int]:
+    """A cap for each kind of turn that the agent caps itself."""
+    return dict.fromkeys(load_agent_function(name).caps, cap)
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
     return make_tokenizer(WORDS.split())
@@ -49,7 +54,7 @@ def name(request):
 def config_of(name: str, chunk_tokens: int = 4) -> AgentConfig:
     _, _, options = AGENTS[name]
     limits = {"chunk_tokens": chunk_tokens, "memory_tokens": 6, "answer_tokens": 3, "question_tokens": 3}
-    return make_config(f"miniature_{name}", function=name, caps={"check": 5}, options=options, **limits)
+    return make_config(f"miniature_{name}", function=name, caps=caps_of(name, 5), options=options, **limits)
 
 
 def ids_of(turns) -> list:
@@ -149,7 +154,7 @@ def test_no_turn_is_longer_than_the_agent_says_and_one_is_as_long(tokenizer, nam
     # Every response fills its cap, so prompts are as long as they can be.
     _, agent, _ = AGENTS[name]
     limits = {"chunk_tokens": 4, "memory_tokens": cap, "answer_tokens": cap, "question_tokens": 2}
-    config = make_config(f"miniature_{name}", function=name, caps={"check": cap}, options=AGENTS[name][2], **limits)
+    config = make_config(f"miniature_{name}", function=name, caps=caps_of(name, cap), options=AGENTS[name][2], **limits)
     llm = LocalLLM(ScriptedSampler(lambda request: tokenizer.encode("emma " * cap)), tokenizer, Decoding())
     [trajectory] = llm.run([agent(llm.session(0), Sample("s", "code emma", DOCUMENT), config)])
     longest = max(turn.num_tokens for turn in trajectory.turns)

@@ -182,6 +182,13 @@ def test_methods_and_repeats_are_added_to_a_folder(folder, tmp_path, capsys):
     assert run_main(capsys, *options, "--retrieval_tokens", 500)[0] == 0
 
 
+def test_it_is_said_when_an_agent_reads_with_prompts_that_are_not_the_models(folder, tmp_path, capsys):
+    options = ["--model", folder, "--samples", 1, "--lengths", "1", "--device", "cpu", "--agent.memory_tokens", 9]
+    _, _, errors = run_main(capsys, *options, "--methods", "memory,gated", "--out", tmp_path / "out")
+    said = [line for line in errors if "memrl/prompts/" in line]
+    assert said == ["gated: with prompts of memrl/prompts/gated.yaml, as the model's have no texts for it"]
+
+
 def test_ruler_by_every_method(folder, tmp_path, capsys):
     options = ["--model", folder, "--task", "niah_single_1,vt", "--lengths", "400", "--samples", 2, "--device", "cpu"]
     options += ["--methods", "memory,one_shot,retrieval", "--agent.question_tokens", 100, "--window", 400]

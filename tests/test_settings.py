@@ -1,6 +1,7 @@
 """The agent's settings in a model folder."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -100,12 +101,17 @@ def test_a_model_folder_does_not_choose_a_file_to_run(tmp_path):
         ({"caps": [1]}, "caps must be a mapping"),
         ({"caps": {"check": 10**30}, "function": "passes"}, "agent.caps.check is 1000"),
         ({"caps": {"check": "9"}, "function": "passes"}, "agent.caps.check is '9'"),
+        ({"caps": {"merge": 9}, "function": "passes"}, "agent.caps.merge would have no effect: the agent passes caps check"),
+        ({"caps": {"answer": 9}, "function": "passes"}, "the cap of these turns is agent.answer_tokens"),
+        ({"options": {"speed": 1}}, "agent.options.speed would have no effect: the agent memory has no options"),
         ({"options": {"speed": 1}, "function": "passes"}, "no option 'speed'; there are max_passes"),
         ({"options": {"max_passes": [[[1]]]}, "function": "passes"}, "agent.options.max_passes is"),
     ],
 )
 def test_an_agent_that_does_not_exist_or_has_odd_settings_is_refused(tmp_path, changed, named):
-    save_agent(AgentConfig(load_prompts("passes", {}), 25, 6, 4, 8), tmp_path)
+    texts = load_prompts("passes", {})
+    texts = replace(texts, memory="{question} {memory} {section}")  # for the memory agent too
+    save_agent(AgentConfig(texts, 25, 6, 4, 8), tmp_path)
     content = yaml.safe_load((tmp_path / FILE_NAME).read_text())
     (tmp_path / FILE_NAME).write_text(yaml.safe_dump(content | changed))
     with pytest.raises(ValueError, match=re.escape(named)):

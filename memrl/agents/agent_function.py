@@ -104,8 +104,16 @@ def make_config(
     else:
         prompts = load_prompts(prompts, found.texts)
     for kind, cap in (caps or {}).items():
+        if kind in ("memory", "answer"):
+            raise ValueError(f"agent.caps.{kind} is {cap!r}; the cap of these turns is agent.{kind}_tokens")
+        if found.file is None and kind not in found.caps:  # a user's file may name kinds as it goes
+            raise ValueError(
+                f"agent.caps.{kind} would have no effect: the agent {function} caps {', '.join(found.caps) or 'no kind'}"
+            )
         if isinstance(cap, bool) or not isinstance(cap, int) or not 1 <= cap <= MOST_INT:
             raise ValueError(f"agent.caps.{kind} is {cap!r}; it must be a whole number of tokens, at least 1")
+    if found.file is None and found.options is None and options:
+        raise ValueError(f"agent.options.{next(iter(options))} would have no effect: the agent {function} has no options")
     merged = {**found.caps, **(caps or {})}
     return AgentConfig(prompts, function=function, caps=merged, options=make_options(found.options, options or {}), **limits)
 

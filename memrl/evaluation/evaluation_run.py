@@ -101,6 +101,9 @@ class Evaluation:
             if not self.ranks.rank:
                 for line in llm.about:
                     progress.log(line)
+                for name, method in self.methods.items():
+                    if method.agent.prompts != self.model.agent.prompts:
+                        progress.log(f"{name}: with prompts of memrl/prompts/{name}.yaml, as the model's have no texts for it")
                 left, total = len(self.left), len(self.keys)
                 failed = 0 if self.results is None else len(self.results.rows.keys() & set(self.left))
                 if left < total or failed:

@@ -110,8 +110,11 @@ def check_prompts(content: object, source: str, needed: Mapping[str, Collection[
         if slots is not None:
             _check_slots(text, set(slots), f"{source}: the field {name!r}")
     if missing := [name for name in needed if name not in given]:
-        where = f"the field {missing[0]!r}" if missing[0] in _TEXTS else f"the text {missing[0]!r} under 'texts'"
-        raise ValueError(f"{source}: {where} must hold text")
+        if missing[0] in _TEXTS:
+            raise ValueError(f"{source}: the field {missing[0]!r} must hold text")
+        raise ValueError(
+            f"{source} lacks the text {missing[0]!r}, which this agent needs; give --agent.prompts with a file that has it"
+        )
     return Prompts(**content)
 
 
